@@ -1,0 +1,1 @@
+"""The mathematics of Multi-head Latent Attention; imports torch and nothing else."""

@@ -1,0 +1,121 @@
+"""What a cache holds: bits of both paths, grouping, centring, and which tokens stay in bf16."""
+
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from quantmla.errors import UsageError, require
+
+BITS = (2, 3, 4, 8, 16)
+RopeCentring = Literal["page", "none"]
+RangeRule = Literal["hold_zero", "paper"]
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFormat:
+    """Everything a reader needs to interpret a page; stored in the checkpoint's config.json.
+
+    16 bits means bf16 as it is. Content groups are contiguous channels of the stored latent; rope
+    bands are contiguous interleaved channels, that is, frequency bands.
+    """
+
+    content_bits: int = 4
+    rope_bits: int = 4
+    group_size: int = 64  # content channels that share a scale
+    rope_bands: int = 2  # groups of the rope key
+    rope_centring: RopeCentring = "page"
+    range_rule: RangeRule = "hold_zero"
+    page_size: int = 64  # tokens
+    num_sink_tokens: int = 4  # first tokens kept in bf16
+    recent_window: int | None = 128  # at least so many last tokens in bf16; None: see unprotected()
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        for name in ("content_bits", "rope_bits"):
+            value = getattr(self, name)
+            require(value in BITS, f"{name} {value!r} is not one of {BITS}", UsageError)
+        require(self.group_size >= 1, f"group_size {self.group_size} must be at least 1", UsageError)
+        require(self.rope_bands >= 1, f"rope_bands {self.rope_bands} must be at least 1", UsageError)
+        require(
+            self.rope_centring in ("page", "none"),
+            f"rope_centring {self.rope_centring!r} is not one of ('page', 'none')",
+            UsageError,
+        )
+        require(
+            self.range_rule in ("hold_zero", "paper"),
+            f"range_rule {self.range_rule!r} is not one of ('hold_zero', 'paper')",
+            UsageError,
+        )
+        require(self.page_size >= 1, f"page_size {self.page_size} must be at least 1", UsageError)
+        require(
+            self.num_sink_tokens >= 0, f"num_sink_tokens {self.num_sink_tokens} is negative", UsageError
+        )
+        require(
+            self.recent_window is None or self.recent_window >= 0,
+            f"recent_window {self.recent_window} is negative",
+            UsageError,
+        )
+        require(
+            self.recent_window is not None or self.num_sink_tokens == 0,
+            "an unprotected cache has no sinks: num_sink_tokens must be 0",
+            UsageError,
+        )
+        require(
+            self.version == VERSION,
+            f"cache format version {self.version} is not {VERSION}, the one this release reads",
+            UsageError,
+        )
+
+    @property
+    def name(self) -> str:
+        """Short name of the bits, such as `c4r4`."""
+        return f"c{self.content_bits}r{self.rope_bits}"
+
+    def unprotected(self) -> "CacheFormat":
+        """Every token, the unfinished page too, is read in its quantised form (evaluation only)."""
+        return replace(self, num_sink_tokens=0, recent_window=None)
+
+    def first_recent(self, length: int) -> int:
+        """First token that is still in the bf16 window when `length` tokens are cached.
+
+        Pages are packed whole: the window holds everything after the last page of which every
+        token is older than the last `recent_window`.
+        """
+        if self.recent_window is None:
+            return length
+        return max(0, length - self.recent_window) // self.page_size * self.page_size
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "CacheFormat":
+        known = set(CacheFormat.__dataclass_fields__)
+        unknown = sorted(set(data) - known)
+        require(not unknown, f"unknown keys in the cache format: {unknown}; known: {sorted(known)}", UsageError)
+        return CacheFormat(**data)
+
+
+def parse_format(name: str, **changes: Any) -> CacheFormat:
+    """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; page centring for rope keys of 4 bits or less."""
+    match = re.fullmatch(r"(?:quantmla[_-])?c(\d+)r(\d+)", name.strip().lower())
+    allowed = f"c<bits>r<bits> with bits of {BITS}, for example c4r4"
+    require(match is not None, f"unknown cache format {name!r}: use {allowed}", UsageError)
+    assert match is not None
+    content, rope = int(match[1]), int(match[2])
+    require(content in BITS and rope in BITS, f"unknown cache format {name!r}: use {allowed}", UsageError)
+    centred = rope <= 4
+    defaults: dict[str, Any] = {
+        "content_bits": content,
+        "rope_bits": rope,
+        "rope_centring": "page" if centred else "none",
+        "rope_bands": 2 if centred else 1,
+    }
+    return CacheFormat(**(defaults | changes))
+
+
+def paper_format(name: str, **changes: Any) -> CacheFormat:
+    """The published quantiser: one rope group, no centring, ranges that need not hold 0."""
+    paper: dict[str, Any] = {"rope_centring": "none", "rope_bands": 1, "range_rule": "paper"}
+    return parse_format(name, **(paper | changes))
