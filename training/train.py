@@ -43,6 +43,7 @@ def nano_config(vocab_size: int, layers: int = 8) -> DeepseekV3Config:
         qk_nope_head_dim=64,
         v_head_dim=64,
         first_k_dense_replace=layers,  # every MLP is dense
+        num_nextn_predict_layers=0,
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
