@@ -255,6 +255,15 @@ class Adapter:
             )
         return out
 
+    def fused_names(self, source: TensorSource, site: AttentionSite) -> list[str]:
+        """The checkpoint tensors that `write` returns."""
+        query = self.query_name(source, site)
+        down = f"{site.prefix}.kv_a_proj_with_mqa"
+        names = [f"{down}.weight", f"{site.prefix}.kv_a_layernorm.weight"]
+        names += [f"{site.prefix}.kv_b_proj.weight", f"{query}.weight"]
+        names += [bias for bias in (f"{down}.bias", f"{query}.bias") if bias in source.entries]
+        return names + [scale for name in names if (scale := source.scale_name(name)) is not None]
+
     def write(
         self, weights: MlaWeights, site: AttentionSite, source: TensorSource
     ) -> dict[str, Tensor]:

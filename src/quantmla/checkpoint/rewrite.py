@@ -55,7 +55,7 @@ def rewrite_checkpoint(
     unknown = sorted(set(replace) - set(source.entries))
     require(not unknown, f"{source.path} has no tensor {unknown[:1]}, so it cannot be replaced")
     check_output(source.path, out, overwrite=overwrite, marks=tuple(config_update))
-    config = add_keys((source.path / "config.json").read_text(encoding="utf-8"), config_update)
+    config = add_keys((source.path / "config.json").read_bytes().decode(), config_update)
     files, left_out = _auxiliary(source)
     texts = {"config.json": config, **extra_files}
     _check_space(source, files, texts, out)
@@ -88,7 +88,9 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
     )
     if not target.exists():
         return
-    require(overwrite, f"{out} exists: choose another output folder, or pass --overwrite", UsageError)
+    require(
+        overwrite, f"{out} exists: choose another output folder, or pass --overwrite", UsageError
+    )
     require(
         target.is_dir() and (not any(target.iterdir()) or _has_mark(target, marks)),
         f"{out} is not an earlier output, so --overwrite does not replace it",
@@ -167,7 +169,9 @@ def _temporary(out: Path) -> Iterator[Path]:
         part.mkdir()
         yield part
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted while writing {out}; nothing of it was kept") from None
+        raise KeyboardInterrupt(
+            f"interrupted while writing {out}; nothing of it was kept"
+        ) from None
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else (error.strerror or str(error))

@@ -1,0 +1,116 @@
+"""Folding of transforms into a whole checkpoint, streamed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quantmla.arch.adapter import Adapter, AttentionSite
+from quantmla.checkpoint.encode import decode, encode
+from quantmla.checkpoint.rewrite import Rewritten, rewrite_checkpoint
+from quantmla.checkpoint.source import TensorSource
+from quantmla.errors import UsageError, require
+from quantmla.fuse.layer import fuse_layer
+from quantmla.transform.layer import LayerTransform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuseReport:
+    """What was folded, what was copied, and what storing the fused weights cost."""
+
+    written: Rewritten
+    fused: tuple[str, ...]  # attention prefixes, in the order of their layers
+    copied: tuple[str, ...]  # latent attentions without a transform, such as MTP layers
+    ignored: tuple[str, ...]  # attentions that are not latent
+    rounding: Mapping[str, Mapping[str, float]]  # prefix -> tensor -> NMSE of the stored dtype
+
+
+class _Fused(NamedTuple):
+    stored: dict[str, Tensor]
+    rounding: dict[str, float]
+
+
+def nmse(x: Tensor, reference: Tensor) -> float:
+    """Squared error over the reference's squared norm; 0 for two zero tensors."""
+    error = float((x.double() - reference.double()).square().sum())
+    energy = float(reference.double().square().sum())
+    return error / energy if energy else (0.0 if error == 0 else float("inf"))
+
+
+def fuse_checkpoint(
+    source: TensorSource,
+    adapter: Adapter,
+    transforms: Mapping[str, LayerTransform],
+    out: Path,
+    *,
+    quantmla_config: Mapping[str, Any],
+    extra_files: Mapping[str, bytes | str],
+    overwrite: bool = False,
+) -> FuseReport:
+    """Writes the folder `out`: the checkpoint with each transform folded into its attention.
+
+    `transforms` is keyed by attention prefix. Names, shapes, dtypes and order of all tensors stay;
+    latent attentions without a transform are copied and reported. `quantmla_config` is the one key
+    added to config.json. One layer's tensors are in memory at a time.
+    """
+    sites = adapter.sites(source.config, source.names)
+    chosen = {site.prefix: site for site in sites if site.prefix in transforms}
+    unknown = sorted(set(transforms) - set(chosen))
+    require(
+        not unknown, f"{source.path} has no latent attention {', '.join(unknown[:3])}", UsageError
+    )
+    for prefix, transform in transforms.items():
+        require(
+            transform.online_rope_EE is None,
+            f"the transform of {prefix} rotates rope keys online, which cannot be fused",
+            UsageError,
+        )
+    rounding: dict[str, Mapping[str, float]] = {}
+
+    @lru_cache(maxsize=1)  # tensors of one layer follow one another in the files
+    def fused(prefix: str) -> _Fused:
+        made = _fuse_site(source, adapter, chosen[prefix], transforms[prefix])
+        rounding[prefix] = made.rounding
+        return made
+
+    def stored(prefix: str, name: str) -> Tensor:
+        return fused(prefix).stored[name]
+
+    replace: dict[str, Callable[[], Tensor]] = {
+        name: partial(stored, prefix, name)
+        for prefix, site in chosen.items()
+        for name in adapter.fused_names(source, site)
+    }
+    written = rewrite_checkpoint(
+        source,
+        replace,
+        out,
+        config_update={"quantmla_config": dict(quantmla_config)},
+        extra_files=extra_files,
+        overwrite=overwrite,
+    )
+    return FuseReport(
+        written=written,
+        fused=tuple(chosen),
+        copied=tuple(site.prefix for site in sites if site.prefix not in chosen),
+        ignored=tuple(adapter.ignored(source.config, source.names)),
+        rounding={prefix: rounding[prefix] for prefix in chosen},
+    )
+
+
+@torch.no_grad()
+def _fuse_site(
+    source: TensorSource, adapter: Adapter, site: AttentionSite, transform: LayerTransform
+) -> _Fused:
+    weights = fuse_layer(adapter.read(source, site, with_output=False), transform)
+    stored: dict[str, Tensor] = {}
+    rounding = {}
+    for name, values in adapter.values(weights, site, source).items():
+        made = encode(source, name, values)
+        rounding[name] = nmse(decode(source, name, made), values)
+        stored |= made
+    return _Fused(stored, rounding)
