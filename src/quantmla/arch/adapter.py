@@ -75,7 +75,7 @@ class Adapter:
             value = text.get(key)
             require(
                 isinstance(value, int) and value > 0,
-                f"config.json gives {key} = {value!r}; a {self.model_type} model needs a positive integer",
+                f"config.json gives {key} = {value!r}; {self.model_type} needs a positive integer",
                 UnsupportedModel,
             )
             assert isinstance(value, int)
@@ -127,7 +127,7 @@ class Adapter:
             absent = sorted(set(range(main * self.attentions_per_layer)) - present)
             require(
                 not absent,
-                f"config.json says {main} layers, but the checkpoint has no *{DOWN} for cache index "
+                f"config.json says {main} layers, but there is no *{DOWN} for cache index "
                 f"{', '.join(map(str, absent[:8]))}",
                 UnsupportedModel,
             )
@@ -229,7 +229,7 @@ class Adapter:
     def values(
         self, weights: MlaWeights, site: AttentionSite, source: TensorSource
     ) -> dict[str, Tensor]:
-        """Inverse of `read`: float values of exactly the checkpoint tensors that fusing may change."""
+        """Inverse of `read`: float values of exactly the tensors that fusing may change."""
         g = self.geometry(source.config)
         latent_factor, query_factor = self.multipliers(g)
         query = self.query_name(source, site)

@@ -35,7 +35,7 @@ FAMILIES: dict[str, Adapter] = {
 # Configs that hold the language model's in `text_config`.
 WRAPPERS = ("kimi_k25", "mistral3")
 
-_GATE = "its attention output passes a learned gate before o_proj, which the latent arithmetic here lacks"
+_GATE = "its attention output passes a learned gate before o_proj, which is not handled"
 _INDEXER = "its sparse attention keeps an indexer's keys in the cache, which is not packed"
 
 REFUSED: dict[str, str] = {

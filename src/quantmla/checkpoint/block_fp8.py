@@ -37,8 +37,8 @@ def dequantize_blocks(codes_OI: Tensor, scale_AB: Tensor, block: tuple[int, int]
     expected = num_blocks(tuple(codes_OI.shape), block)
     require(
         tuple(scale_AB.shape) == expected,
-        f"FP8 scales of shape {tuple(scale_AB.shape)} do not fit a weight of shape {tuple(codes_OI.shape)}: "
-        f"blocks of {block} need {expected}",
+        f"FP8 scales of shape {tuple(scale_AB.shape)} do not fit a weight of shape "
+        f"{tuple(codes_OI.shape)}: blocks of {block} need {expected}",
     )
     return codes_OI.double() * _spread(scale_AB.double(), tuple(codes_OI.shape), block)
 
@@ -65,7 +65,7 @@ def quantize_blocks(
 def requantize_blocks(
     x_OI: Tensor, old: tuple[Tensor, Tensor], block: tuple[int, int], *, power_of_two: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """New codes and scales for `x`; blocks that the old codes and scales hold exactly stay as they are."""
+    """New codes and scales for `x`; blocks that the old ones hold exactly stay as they are."""
     old_codes, old_scale = old
     codes, scale = quantize_blocks(
         x_OI, block, power_of_two=power_of_two, scale_dtype=old_scale.dtype

@@ -13,7 +13,7 @@ def encode(source: TensorSource, name: str, values: Tensor) -> dict[str, Tensor]
     """What to store in place of `name`: its dtype and shape; for block FP8 the scales too."""
     require(
         tuple(values.shape) == source.shape(name),
-        f"{name} is {source.shape(name)} in the checkpoint but {tuple(values.shape)} was made for it",
+        f"{name} is {source.shape(name)} in the checkpoint, not {tuple(values.shape)}",
     )
     scale = source.scale_name(name)
     if scale is None:

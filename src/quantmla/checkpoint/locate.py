@@ -42,7 +42,8 @@ def locate(model: str | Path, revision: str | None = None, *, config_only: bool 
         isinstance(model, str)
         and HUB_ID.fullmatch(model) is not None
         and not model.startswith("."),
-        f"no model at {str(model)!r}: give a checkpoint folder, a hub id such as owner/name, or one of {PACKAGED}",
+        f"no model at {str(model)!r}: give a checkpoint folder, a hub id such as owner/name, "
+        f"or one of {PACKAGED}",
     )
     return _download(str(model), revision, config_only)
 

@@ -1,6 +1,6 @@
 """A copy of a checkpoint folder in which some tensors are others: all or nothing.
 
-Headers are copied byte for byte, so that names, shapes, dtypes, order and metadata stay; tensor data
+Headers are copied byte for byte, so that names, shapes, dtypes, order and metadata stay; the data
 goes through one tensor at a time. The folder appears under its name only once it is complete.
 """
 
@@ -132,9 +132,10 @@ def add_keys(text: str, update: Mapping[str, Any]) -> str:
 
 
 def _auxiliary(source: TensorSource) -> tuple[list[str], list[str]]:
-    """Files to copy and weight files to leave, relative to the folder; hidden folders are skipped."""
+    """Files to copy, weight files to leave; relative names, hidden folders are skipped."""
     shards = {shard.name for shard in source.shards}
-    copied, left_out = [], []
+    copied: list[str] = []
+    left_out: list[str] = []
     for path in sorted(source.path.rglob("*")):
         relative = path.relative_to(source.path)
         if not path.is_file() or any(part.startswith(".") for part in relative.parts[:-1]):
@@ -202,7 +203,7 @@ def _bytes_of(source: TensorSource, name: str, entry: Entry, x: Tensor) -> memor
         (x.dtype, tuple(x.shape)) == wanted,
         f"{name} must stay {wanted[0]} {wanted[1]}, but {x.dtype} {tuple(x.shape)} was made for it",
     )
-    return memoryview(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _copy_range(old: BinaryIO, new: BinaryIO, begin: int, end: int) -> None:

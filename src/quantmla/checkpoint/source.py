@@ -109,7 +109,8 @@ class TensorSource:
             )
         require(
             self.dtype(name).is_floating_point,
-            f"{name} is stored as {self.entries[name].dtype}: quantized weights other than block FP8 are not read",
+            f"{name} is stored as {self.entries[name].dtype}: "
+            "of quantized weights, only block FP8 is read",
         )
         return self.tensor(name).to(dtype)
 
@@ -163,7 +164,7 @@ def open_source(model: str | Path, *, revision: str | None = None) -> TensorSour
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor name to file name; empty for a single-file checkpoint, which goes first as in transformers."""
+    """Tensor name to file name; empty for a single file, which goes first as in transformers."""
     if (path / SINGLE_FILE).is_file():
         return {}
     if not (path / INDEX_FILE).is_file():
@@ -172,7 +173,7 @@ def _weight_map(path: Path) -> dict[str, str]:
         )
         found = f"only {', '.join(others[:3])}" if others else "no weights"
         raise QuantMLAError(
-            f"{path} holds {found}: {SINGLE_FILE} or {INDEX_FILE} is needed, other forms are not read"
+            f"{path} holds {found}: only {SINGLE_FILE} or shards with {INDEX_FILE} are read"
         )
     weight_map = read_json(path / INDEX_FILE).get("weight_map")
     require(
