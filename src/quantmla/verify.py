@@ -6,12 +6,12 @@ S = T tokens, D hidden size, X query input width, E rope channels (interleaved).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from quantmla.arch.adapter import Adapter, AttentionSite
+from quantmla.arch.adapter import Adapter
 from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError, require
 from quantmla.fuse.layer import fuse_layer
@@ -53,31 +53,53 @@ class LogitsCheck:
         return self.nll_after - self.nll_before
 
 
-def attention_inputs(
-    weights: MlaWeights,
-    g: MlaGeometry,
-    hidden_TD: Tensor,
-    query_TX: Tensor,
-    turn: tuple[Tensor, Tensor],
-) -> Inputs:
-    """What one layer's attention reads for hidden states and query inputs; `turn` is positions_T, inv_freq_F."""
+class Case(NamedTuple):
+    """Inputs of one layer's attention."""
+
+    hidden_TD: Tensor
+    query_TX: Tensor  # of the projection that makes the heads' queries
+    positions_T: Tensor
+    inv_freq_F: Tensor
+
+
+def random_case(g: MlaGeometry, tokens: int, seed: int) -> Case:
+    """Normal hidden states at increasing random positions."""
+    draw = torch.Generator().manual_seed(seed)
+    hidden_TD = torch.randn(tokens, g.hidden_size, dtype=torch.float64, generator=draw)
+    query_TX = hidden_TD
+    if g.q_lora_rank is not None:  # the compression of queries is not touched, any input will do
+        query_TX = torch.randn(tokens, g.query_width, dtype=torch.float64, generator=draw)
+    positions_T = torch.randperm(LATEST_POSITION, generator=draw)[:tokens].sort().values
+    pairs_F = torch.arange(0, g.qk_rope_head_dim, 2, dtype=torch.float64)
+    return Case(hidden_TD, query_TX, positions_T, ROPE_BASE ** (-pairs_F / g.qk_rope_head_dim))
+
+
+def attention_inputs(weights: MlaWeights, g: MlaGeometry, case: Case) -> Inputs:
+    """What attention reads: queries, latents after their norm, rope parts after rotation."""
     w = weights
 
     def plus(x: Tensor, bias: Tensor | None) -> Tensor:
         return x if bias is None else x + bias
 
-    def turned(x: Tensor) -> Tensor:
-        return rotate(x, *turn) if g.rotated else x
+    def turned(x_TE: Tensor) -> Tensor:
+        return rotate(x_TE, case.positions_T, case.inv_freq_F) if g.rotated else x_TE
 
-    down_TR = plus(hidden_TD @ w.w_dkv_RD.T, w.b_dkv_R)
+    down_TR = plus(case.hidden_TD @ w.w_dkv_RD.T, w.b_dkv_R)
     unit_TR = down_TR * torch.rsqrt(down_TR.square().mean(-1, keepdim=True) + g.norm_eps)
-    q_rope_NSE = plus(torch.einsum("tx,nex->tne", query_TX, w.w_qr_NEX), w.b_qr_NE).transpose(0, 1)
+    q_rope_TNE = plus(torch.einsum("tx,nex->tne", case.query_TX, w.w_qr_NEX), w.b_qr_NE)
     return Inputs(
-        q_content_SNP=plus(torch.einsum("tx,npx->tnp", query_TX, w.w_uq_NPX), w.b_uq_NP),
-        q_rope_SNE=turned(q_rope_NSE).transpose(0, 1),
+        q_content_SNP=plus(torch.einsum("tx,npx->tnp", case.query_TX, w.w_uq_NPX), w.b_uq_NP),
+        q_rope_SNE=turned(q_rope_TNE.transpose(0, 1)).transpose(0, 1),
         latent_TR=unit_TR * w.norm_R,
-        k_rope_TE=turned(plus(hidden_TD @ w.w_kr_ED.T, w.b_kr_E)),
+        k_rope_TE=turned(plus(case.hidden_TD @ w.w_kr_ED.T, w.b_kr_E)),
     )
+
+
+def attention_output(weights: MlaWeights, g: MlaGeometry, case: Case) -> Tensor:
+    """Causal attention after o_proj, without its bias, [T, D]."""
+    tokens = case.hidden_TD.shape[0]
+    x = attention_inputs(weights, g, case)
+    return attention_absorbed(weights, x, g.softmax_scale, causal_mask(tokens, tokens))
 
 
 def relative_error(x: Tensor, reference: Tensor) -> float:
@@ -85,7 +107,7 @@ def relative_error(x: Tensor, reference: Tensor) -> float:
 
 
 @torch.no_grad()
-def verify_layers(
+def verify_layers(  # noqa: PLR0913
     source: TensorSource,
     fused_source: TensorSource,
     adapter: Adapter,
@@ -96,49 +118,30 @@ def verify_layers(
 ) -> tuple[LayerCheck, ...]:
     """Attention outputs of every transformed layer on random hidden states at random positions.
 
-    Raises QuantMLAError when the fused checkpoint lacks a layer that has a transform.
+    Raises QuantMLAError when a checkpoint lacks a layer that has a transform.
     """
     sites = {site.prefix: site for site in adapter.sites(source.config, source.names)}
     absent = sorted(set(transforms) - set(sites))
     require(not absent, f"{source.path} has no latent attention {', '.join(absent[:3])}")
-    return tuple(
-        _check_layer(source, fused_source, adapter, site, transforms[prefix], tokens, seed + number)
-        for number, (prefix, site) in enumerate(sites.items())
-        if prefix in transforms
-    )
-
-
-def _check_layer(
-    source: TensorSource,
-    fused_source: TensorSource,
-    adapter: Adapter,
-    site: AttentionSite,
-    transform: LayerTransform,
-    tokens: int,
-    seed: int,
-) -> LayerCheck:
     g = adapter.geometry(source.config)
-    draw = torch.Generator().manual_seed(seed)
-    hidden_TD = torch.randn(tokens, g.hidden_size, dtype=torch.float64, generator=draw)
-    query_TX = hidden_TD
-    if g.q_lora_rank is not None:  # the compression of queries is not touched, any input will do
-        query_TX = torch.randn(tokens, g.query_width, dtype=torch.float64, generator=draw)
-    positions_T = torch.randperm(LATEST_POSITION, generator=draw)[:tokens].sort().values
-    pairs = torch.arange(0, g.qk_rope_head_dim, 2, dtype=torch.float64)
-    turn = (positions_T, ROPE_BASE ** (-pairs / g.qk_rope_head_dim))
-
-    def output(weights: MlaWeights) -> Tensor:
-        x = attention_inputs(weights, g, hidden_TD, query_TX, turn)
-        return attention_absorbed(weights, x, g.softmax_scale, causal_mask(tokens, tokens))
-
-    original = adapter.read(source, site)
-    before = output(original)
-    return LayerCheck(
-        prefix=site.prefix,
-        mtp=site.mtp,
-        fold_error=relative_error(output(fuse_layer(original, transform)), before),
-        stored_error=relative_error(output(adapter.read(fused_source, site)), before),
-    )
+    checks = []
+    for number, (prefix, site) in enumerate(sites.items()):
+        if prefix not in transforms:
+            continue
+        case = random_case(g, tokens, seed + number)
+        original = adapter.read(source, site)
+        before = attention_output(original, g, case)
+        folded = attention_output(fuse_layer(original, transforms[prefix]), g, case)
+        stored = attention_output(adapter.read(fused_source, site), g, case)
+        checks.append(
+            LayerCheck(
+                prefix=prefix,
+                mtp=site.mtp,
+                fold_error=relative_error(folded, before),
+                stored_error=relative_error(stored, before),
+            )
+        )
+    return tuple(checks)
 
 
 @torch.no_grad()

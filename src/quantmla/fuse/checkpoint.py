@@ -41,7 +41,7 @@ def nmse(x: Tensor, reference: Tensor) -> float:
     return error / energy if energy else (0.0 if error == 0 else float("inf"))
 
 
-def fuse_checkpoint(
+def fuse_checkpoint(  # noqa: PLR0913
     source: TensorSource,
     adapter: Adapter,
     transforms: Mapping[str, LayerTransform],

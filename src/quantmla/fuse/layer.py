@@ -71,6 +71,6 @@ def _check(w: MlaWeights, transform: LayerTransform) -> None:
     usable = usable and bool((scale != 0).all() and (gain > 0).all())
     require(
         usable,
-        "a transform has a scale that is zero or not finite, which cannot be undone",
+        "a transform has a scale that is zero or not finite",
         UsageError,
     )
