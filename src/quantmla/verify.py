@@ -107,7 +107,7 @@ def relative_error(x: Tensor, reference: Tensor) -> float:
 
 
 @torch.no_grad()
-def verify_layers(  # noqa: PLR0913
+def verify_layers(
     source: TensorSource,
     fused_source: TensorSource,
     adapter: Adapter,
