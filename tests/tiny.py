@@ -106,13 +106,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "MiniCPM3ForCausalLM",
         DENSE | {"q_lora_rank": None, "v_head_dim": None},
     ),
-    "youtu": ("YoutuConfig", "YoutuForCausalLM", DENSE | {"q_lora_rank": 32, "attention_bias": True}),
+    "youtu": (
+        "YoutuConfig",
+        "YoutuForCausalLM",
+        DENSE | {"q_lora_rank": 32, "attention_bias": True},
+    ),
     "mistral4": (
         "Mistral4Config",
         "Mistral4ForCausalLM",
         EXPERTS | {"q_lora_rank": 32, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
     ),
-    "axk1": ("AXK1Config", "AXK1ForCausalLM", EXPERTS | {"q_lora_rank": 32, "attention_bias": True}),
+    "axk1": (
+        "AXK1Config",
+        "AXK1ForCausalLM",
+        EXPERTS | {"q_lora_rank": 32, "attention_bias": True},
+    ),
     "kimi_linear": (
         "KimiLinearConfig",
         "KimiLinearForCausalLM",

@@ -32,7 +32,9 @@ def test_models_without_latent_attention():
 
 
 def test_unknown_latent_models_get_the_list_of_those_supported():
-    with pytest.raises(UnsupportedModel, match="'newcomer' is not known; supported: axk1, deepseek"):
+    with pytest.raises(
+        UnsupportedModel, match="'newcomer' is not known; supported: axk1, deepseek"
+    ):
         adapter_for({"model_type": "newcomer", **LATENT})
 
 
