@@ -68,7 +68,7 @@ def test_another_transform_than_the_stored_one_is_no_excuse(tiny_checkpoint: Tin
 def test_missing_layers_are_named(tiny_checkpoint: Tiny):
     source = open_source(tiny_checkpoint("youtu"))
     transforms = {"model.layers.7.self_attn": random_transform(64, 8, 0)}
-    with pytest.raises(QuantMLAError, match="has no latent attention model.layers.7.self_attn"):
+    with pytest.raises(QuantMLAError, match=r"has no latent attention model.layers.7.self_attn"):
         verify_layers(source, source, adapter_for(source.config), transforms)
 
 

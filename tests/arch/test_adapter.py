@@ -215,7 +215,7 @@ def test_non_finite_weights_are_named(tiny_checkpoint: Tiny, tmp_path: Path):
 
 def test_missing_layers_are_named(tiny_checkpoint: Tiny):
     source, adapter, _ = opened(tiny_checkpoint("youtu"))
-    with pytest.raises(UnsupportedModel, match="says 3 layers.*cache index 2"):
+    with pytest.raises(UnsupportedModel, match=r"says 3 layers.*cache index 2"):
         adapter.sites({**source.config, "num_hidden_layers": 3}, source.names)
     with pytest.raises(UnsupportedModel, match="no tensor"):
         adapter.sites(source.config, ["model.norm.weight"])

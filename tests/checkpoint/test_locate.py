@@ -21,7 +21,7 @@ def test_packaged_model_wins_over_a_folder_of_its_name(
 @pytest.mark.parametrize("model", ["missing", "/no/such/folder", "./a/b", "a/b/c"])
 def test_what_is_neither_folder_nor_hub_id_is_named(model: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(QuantMLAError, match="no model at .*give a checkpoint folder, a hub id"):
+    with pytest.raises(QuantMLAError, match=r"no model at .*give a checkpoint folder, a hub id"):
         locate(model)
 
 
@@ -45,7 +45,7 @@ def test_a_hub_that_cannot_be_reached_gives_one_sentence(monkeypatch: pytest.Mon
         raise ConnectionError("no route to host\nand a long story")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(QuantMLAError, match="no folder 'owner/model' here.*: no route to host$"):
+    with pytest.raises(QuantMLAError, match=r"no folder 'owner/model' here.*: no route to host$"):
         locate("owner/model")
 
 

@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_nothing(source: TensorSource, tmp_path: Path):
         raise KeyboardInterrupt
 
     with pytest.raises(
-        KeyboardInterrupt, match="interrupted while writing .*nothing of it was kept"
+        KeyboardInterrupt, match=r"interrupted while writing .*nothing of it was kept"
     ):
         write(source, tmp_path / "out", {KV_B: interrupt})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]

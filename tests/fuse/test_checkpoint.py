@@ -160,7 +160,7 @@ def test_r43_layers_without_a_transform_are_copied(
 ):
     source = open_source(tiny_checkpoint("longcat_flash"))
     transforms = transforms_of(source, adapter_for(source.config))
-    for prefix in (list(transforms)[0], list(transforms)[-1]):
+    for prefix in (next(iter(transforms)), list(transforms)[-1]):
         del transforms[prefix]
     report = fuse(source, tmp_path / "out", transforms)
     assert report.copied == ("model.layers.0.self_attn.0", "model.layers.1.self_attn.1")
@@ -232,11 +232,11 @@ def test_other_models_ignored_layers_are_reported(tiny_checkpoint: Tiny, tmp_pat
 def test_transforms_must_fit_the_checkpoint(tiny_checkpoint: Tiny, tmp_path: Path):
     source = open_source(tiny_checkpoint("youtu"))
     transform = random_transform(64, 8, 0)
-    with pytest.raises(UsageError, match="has no latent attention model.layers.9.self_attn"):
+    with pytest.raises(UsageError, match=r"has no latent attention model.layers.9.self_attn"):
         fuse(source, tmp_path / "out", {"model.layers.9.self_attn": transform})
     online = transform._replace(online_rope_EE=torch.eye(16).double())
     with pytest.raises(
-        UsageError, match="transform of model.layers.0.self_attn rotates rope keys online"
+        UsageError, match=r"transform of model.layers.0.self_attn rotates rope keys online"
     ):
         fuse(source, tmp_path / "out", {"model.layers.0.self_attn": online})
     assert not (tmp_path / "out").exists()

@@ -117,7 +117,7 @@ def test_float32_weights_are_folded_in_float64():
 
 def test_online_rotations_are_refused():
     transform = random_transform(24, 6, 0)._replace(online_rope_EE=torch.eye(12).double())
-    with pytest.raises(UsageError, match="an online rope rotation .* cannot be fused"):
+    with pytest.raises(UsageError, match=r"an online rope rotation .* cannot be fused"):
         fuse_layer(random_weights(0), transform)
 
 

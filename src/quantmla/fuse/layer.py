@@ -60,9 +60,10 @@ def _check(w: MlaWeights, transform: LayerTransform) -> None:
         UsageError,
     )
     rank, pairs = w.norm_R.shape[0], w.w_kr_ED.shape[0] // 2
+    given = content.rotation_RR.shape[0], rope.angle_F.numel()
     require(
-        tuple(content.rotation_RR.shape) == (rank, rank) and tuple(rope.angle_F.shape) == (pairs,),
-        f"a transform of rank {content.rotation_RR.shape[0]} with {rope.angle_F.numel()} rope pairs "
+        given == (rank, pairs) and content.rotation_RR.shape[1] == rank,
+        f"a transform of rank {given[0]} with {given[1]} rope pairs "
         f"does not fit a layer of rank {rank} with {pairs}",
         UsageError,
     )
