@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quantmla.arch.scaling import rope_parameters, softmax_scale
+from quantmla.arch.shapes import check_shapes
 from quantmla.checkpoint.encode import encode
 from quantmla.checkpoint.source import TensorSource, require_finite
 from quantmla.errors import UnsupportedModel, require
@@ -43,6 +44,18 @@ class QueryDown:
     w_XD: Tensor
     b_X: Tensor | None
     norm_X: Tensor
+
+
+def _tensor(source: TensorSource, name: str) -> Tensor:
+    return require_finite(name, source.float_tensor(name, torch.float64))
+
+
+def _weight_and_bias(source: TensorSource, prefix: str) -> tuple[Tensor, Tensor | None]:
+    bias = f"{prefix}.bias"
+    return (
+        _tensor(source, f"{prefix}.weight"),
+        _tensor(source, bias) if bias in source.entries else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,32 +183,22 @@ class Adapter:
     ) -> MlaWeights:
         """The site's weights. Without output, `w_o_DNV` is an empty shape on the meta device."""
         g = self.geometry(source.config)
-        latent_factor, query_factor = self.multipliers(g)
-        heads, rank = g.num_heads, g.kv_lora_rank
-        query = self.query_name(source, site)
-
-        def tensor(name: str) -> Tensor:
-            return require_finite(name, source.float_tensor(name, torch.float64))
-
-        def bias(prefix: str) -> Tensor | None:
-            return tensor(f"{prefix}.bias") if f"{prefix}.bias" in source.entries else None
+        check_shapes(source, site.prefix, self.query_name(source, site), g)
+        rank, nope = g.kv_lora_rank, g.qk_nope_head_dim
+        down, b_down = _weight_and_bias(source, f"{site.prefix}.kv_a_proj_with_mqa")
+        up = _tensor(source, f"{site.prefix}.kv_b_proj.weight").unflatten(0, (g.num_heads, -1))
+        q, b_q = self._read_queries(source, site, g)
+        norm = _tensor(source, f"{site.prefix}.kv_a_layernorm.weight")
 
         def turned(x: Tensor, dim: int) -> Tensor:
             return to_interleaved(x, self.weight_rope_order, dim)
 
-        down = tensor(f"{site.prefix}{DOWN}")
-        b_down = bias(f"{site.prefix}.kv_a_proj_with_mqa")
-        up = tensor(f"{site.prefix}.kv_b_proj.weight").unflatten(0, (heads, -1))
-        q = query_factor * tensor(f"{query}.weight").unflatten(0, (heads, -1))
-        b_q = bias(query)
-        b_q = None if b_q is None else query_factor * b_q.unflatten(0, (heads, -1))
-        nope = g.qk_nope_head_dim
         weights = MlaWeights(
             w_dkv_RD=down[:rank],
             b_dkv_R=None if b_down is None else b_down[:rank],
             w_kr_ED=turned(down[rank:], 0),
             b_kr_E=None if b_down is None else turned(b_down[rank:], 0),
-            norm_R=latent_factor * tensor(f"{site.prefix}.kv_a_layernorm.weight"),
+            norm_R=self.multipliers(g)[0] * norm,
             w_uk_NPR=up[:, :nope],
             w_uv_NVR=up[:, nope:],
             w_uq_NPX=q[:, :nope],
@@ -206,25 +209,31 @@ class Adapter:
         )
         return weights if dtype == torch.float64 else weights.to(dtype=dtype)
 
+    def _read_queries(
+        self, source: TensorSource, site: AttentionSite, g: MlaGeometry
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weight [N, P + E, X] and bias [N, P + E] of the heads' queries, multiplier included."""
+        weight, bias = _weight_and_bias(source, self.query_name(source, site))
+        factor = self.multipliers(g)[1]
+        heads = (g.num_heads, -1)
+        scaled = None if bias is None else factor * bias.unflatten(0, heads)
+        return factor * weight.unflatten(0, heads), scaled
+
     def _output(
         self, source: TensorSource, site: AttentionSite, g: MlaGeometry, wanted: bool
     ) -> Tensor:
         name = f"{site.prefix}.o_proj.weight"
         if not wanted:
             return torch.empty(g.hidden_size, g.num_heads, g.v_head_dim, device="meta")
-        x = require_finite(name, source.float_tensor(name, torch.float64))
-        return x.unflatten(1, (g.num_heads, g.v_head_dim))
+        return _tensor(source, name).unflatten(1, (g.num_heads, g.v_head_dim))
 
     def read_query_down(self, source: TensorSource, site: AttentionSite) -> QueryDown | None:
         """The compression before the query projection, float64; None where there is none."""
         if self.query_name(source, site).endswith("q_proj"):
             return None
-        bias = f"{site.prefix}.q_a_proj.bias"
-        return QueryDown(
-            w_XD=source.float_tensor(f"{site.prefix}.q_a_proj.weight"),
-            b_X=source.float_tensor(bias) if bias in source.entries else None,
-            norm_X=source.float_tensor(f"{site.prefix}.q_a_layernorm.weight"),
-        )
+        weight, bias = _weight_and_bias(source, f"{site.prefix}.q_a_proj")
+        norm = _tensor(source, f"{site.prefix}.q_a_layernorm.weight")
+        return QueryDown(w_XD=weight, b_X=bias, norm_X=norm)
 
     def values(
         self, weights: MlaWeights, site: AttentionSite, source: TensorSource

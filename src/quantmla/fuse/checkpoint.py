@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +27,6 @@ class FuseReport:
     copied: tuple[str, ...]  # latent attentions without a transform, such as MTP layers
     ignored: tuple[str, ...]  # attentions that are not latent
     rounding: Mapping[str, Mapping[str, float]]  # prefix -> tensor -> NMSE of the stored dtype
-
-
-class _Fused(NamedTuple):
-    stored: dict[str, Tensor]
-    rounding: dict[str, float]
 
 
 def nmse(x: Tensor, reference: Tensor) -> float:
@@ -59,32 +54,9 @@ def fuse_checkpoint(  # noqa: PLR0913
     """
     sites = adapter.sites(source.config, source.names)
     chosen = {site.prefix: site for site in sites if site.prefix in transforms}
-    unknown = sorted(set(transforms) - set(chosen))
-    require(
-        not unknown, f"{source.path} has no latent attention {', '.join(unknown[:3])}", UsageError
-    )
-    for prefix, transform in transforms.items():
-        require(
-            transform.online_rope_EE is None,
-            f"the transform of {prefix} rotates rope keys online, which cannot be fused",
-            UsageError,
-        )
+    _check(source, transforms, chosen)
     rounding: dict[str, Mapping[str, float]] = {}
-
-    @lru_cache(maxsize=1)  # tensors of one layer follow one another in the files
-    def fused(prefix: str) -> _Fused:
-        made = _fuse_site(source, adapter, chosen[prefix], transforms[prefix])
-        rounding[prefix] = made.rounding
-        return made
-
-    def stored(prefix: str, name: str) -> Tensor:
-        return fused(prefix).stored[name]
-
-    replace: dict[str, Callable[[], Tensor]] = {
-        name: partial(stored, prefix, name)
-        for prefix, site in chosen.items()
-        for name in adapter.fused_names(source, site)
-    }
+    replace = _replacements(source, adapter, transforms, chosen, rounding)
     written = rewrite_checkpoint(
         source,
         replace,
@@ -102,10 +74,52 @@ def fuse_checkpoint(  # noqa: PLR0913
     )
 
 
+def _replacements(
+    source: TensorSource,
+    adapter: Adapter,
+    transforms: Mapping[str, LayerTransform],
+    chosen: Mapping[str, AttentionSite],
+    rounding: dict[str, Mapping[str, float]],
+) -> dict[str, Callable[[], Tensor]]:
+    """How to make each tensor that folding changes; fills `rounding` on the way."""
+
+    @lru_cache(maxsize=1)  # tensors of one layer follow one another in the files
+    def fused(prefix: str) -> dict[str, Tensor]:
+        stored, rounding[prefix] = _fuse_site(source, adapter, chosen[prefix], transforms[prefix])
+        return stored
+
+    def make(prefix: str, name: str) -> Tensor:
+        return fused(prefix)[name]
+
+    return {
+        name: partial(make, prefix, name)
+        for prefix, site in chosen.items()
+        for name in adapter.fused_names(source, site)
+    }
+
+
+def _check(
+    source: TensorSource,
+    transforms: Mapping[str, LayerTransform],
+    chosen: Mapping[str, AttentionSite],
+) -> None:
+    unknown = sorted(set(transforms) - set(chosen))
+    require(
+        not unknown, f"{source.path} has no latent attention {', '.join(unknown[:3])}", UsageError
+    )
+    for prefix, transform in transforms.items():
+        require(
+            transform.online_rope_EE is None,
+            f"the transform of {prefix} rotates rope keys online, which cannot be fused",
+            UsageError,
+        )
+
+
 @torch.no_grad()
 def _fuse_site(
     source: TensorSource, adapter: Adapter, site: AttentionSite, transform: LayerTransform
-) -> _Fused:
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Tensors to store, and the NMSE of storing each."""
     weights = fuse_layer(adapter.read(source, site, with_output=False), transform)
     stored: dict[str, Tensor] = {}
     rounding = {}
@@ -113,4 +127,4 @@ def _fuse_site(
         made = encode(source, name, values)
         rounding[name] = nmse(decode(source, name, made), values)
         stored |= made
-    return _Fused(stored, rounding)
+    return stored, rounding
