@@ -6,38 +6,30 @@ the tensors of that layer, with all its conversions (stacked experts, renamings,
 float32). The model's own forward then makes masks, positions and rotary embeddings.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from quantmla.checkpoint.block_fp8 import SCALE_SUFFIX
+from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError, UnsupportedModel, require
 
 EMBEDDING = "embed_tokens.weight"
 
 
-class Tensors(Protocol):
-    """The part of a checkpoint source that is needed here."""
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    def tensor(self, name: str) -> Tensor: ...
-    def dtype(self, name: str) -> torch.dtype: ...
-    def float_tensor(self, name: str, dtype: torch.dtype = ...) -> Tensor: ...
-    def scale_name(self, name: str) -> str | None: ...
+# Model types that transformers runs with another family's class.
+RUN_AS = {"kimi_k2": "deepseek_v3"}
 
 
 @dataclass(frozen=True)
 class Skeleton:
     """How to build any part of one checkpoint's decoder."""
 
-    source: Tensors
+    source: TensorSource
     model_class: type
     config: Any  # of transformers, text part
     prefix: str  # of decoder tensors in the checkpoint, such as "model."
@@ -45,7 +37,7 @@ class Skeleton:
     dtype: torch.dtype  # of activations and weights
 
 
-def open_skeleton(source: Tensors, model_type: str, dtype: torch.dtype | None) -> Skeleton:
+def open_skeleton(source: TensorSource, model_type: str, dtype: torch.dtype | None) -> Skeleton:
     """Reads the config only. `dtype` None takes the checkpoint's own."""
     config = transformers_config(source.config, model_type)
     embeddings = [name for name in source.names if name.endswith(EMBEDDING)]
@@ -59,7 +51,7 @@ def open_skeleton(source: Tensors, model_type: str, dtype: torch.dtype | None) -
         model_class=model_class,
         config=config,
         prefix=embeddings[0].removesuffix(EMBEDDING),
-        num_layers=len(_on_meta(model_class, config).layers),
+        num_layers=len(on_meta(model_class, config).layers),
         dtype=dtype or source.dtype(embeddings[0]),
     )
 
@@ -68,6 +60,7 @@ def transformers_config(config: Mapping[str, Any], model_type: str) -> Any:
     """transformers' config object of the text decoder, without quantization, which we undo ourselves."""
     from transformers import CONFIG_MAPPING
 
+    model_type = RUN_AS.get(model_type, model_type)
     require(
         model_type in CONFIG_MAPPING,
         f"this transformers does not know model type {model_type!r}: a newer one is needed",
@@ -97,7 +90,8 @@ def decoder_class(config: Any) -> type:
     return found
 
 
-def _on_meta(model_class: type, config: Any) -> nn.Module:
+def on_meta(model_class: type, config: Any) -> nn.Module:
+    """Parameters with shapes but without memory."""
     with torch.device("meta"):
         model: nn.Module = model_class(config)
     return model
@@ -138,7 +132,7 @@ def _tensors(skeleton: Skeleton, layer: int | None) -> dict[str, Tensor]:
     start = skeleton.prefix + (EMBEDDING if layer is None else f"layers.{layer}.")
     found = {}
     for name in source.names:
-        if not name.startswith(start) or name.endswith("_scale_inv"):
+        if not name.startswith(start) or name.endswith(SCALE_SUFFIX):
             continue
         plain = source.scale_name(name) is None
         tensor = source.tensor(name) if plain else source.float_tensor(name, skeleton.dtype)
@@ -168,30 +162,32 @@ def decoder_part(skeleton: Skeleton, layer: int | None, device: torch.device) ->
 
     Layer: call with `inputs_embeds` of hidden states before it; `last_hidden_state` comes after it.
     """
-    with _quiet():
-        model, info = _only(skeleton.model_class, layer).from_pretrained(  # type: ignore[attr-defined]
-            None,
-            config=skeleton.config,
-            state_dict=_tensors(skeleton, layer),
-            dtype=skeleton.dtype,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
-    what = "the embedding" if layer is None else f"layer {layer}"
-    missing = sorted(info["missing_keys"])
-    require(
-        not missing,
-        f"the checkpoint lacks {len(missing)} parameters of {what}, such as {missing[:1]}",
-        QuantMLAError,
-    )
-    model.requires_grad_(False).to(device)
+    model = _load(skeleton, layer).to(device)
     try:
         yield model
     finally:
         model.to("meta")  # frees the weights now, whatever still refers to the modules
 
 
-def layer_of(name: str) -> int | None:
-    """Index of the decoder layer that a tensor or module of the checkpoint belongs to."""
-    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    return int(match[1]) if match else None
+def _load(skeleton: Skeleton, layer: int | None) -> nn.Module:
+    what = "the embedding" if layer is None else f"layer {layer}"
+    with _quiet():
+        try:
+            model, info = _only(skeleton.model_class, layer).from_pretrained(  # type: ignore[attr-defined]
+                None,
+                config=skeleton.config,
+                state_dict=_tensors(skeleton, layer),
+                dtype=skeleton.dtype,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+        except RuntimeError as error:  # shapes that differ
+            reason = " ".join(str(error).split())[:300]
+            raise QuantMLAError(f"{what} of the checkpoint does not fit its config.json: {reason}") from error
+    missing = sorted(info["missing_keys"])
+    require(
+        not missing,
+        f"the checkpoint lacks {len(missing)} parameters of {what}, such as {missing[:1]}",
+    )
+    loaded: nn.Module = model.requires_grad_(False)
+    return loaded

@@ -3,12 +3,10 @@
 B sequences, S tokens of each, N heads, R latent rank, P content and E rope channels per head.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from quantmla.errors import QuantMLAError, require
 from quantmla.mla.attention import Inputs
 from quantmla.mla.rope import RopeOrder
 
@@ -46,16 +44,3 @@ class LayerCapture:
             latent_TR=moved(self.unit_latent_BSR) * norm_R,
             k_rope_TE=moved(self.k_rope_BSE),
         )
-
-
-ACTIVATIONS = tuple(f.name for f in fields(LayerCapture) if f.type is Tensor)
-
-
-def require_finite_activations(name: str, x: Tensor, where: str) -> None:
-    """Raises QuantMLAError that names the layer when `x` holds NaN or infinity."""
-    bad = x.numel() - int(torch.isfinite(x).sum())
-    require(
-        bad == 0,
-        f"{where}: {bad} of {x.numel()} values of {name} are NaN or infinite on the calibration tokens",
-        QuantMLAError,
-    )
