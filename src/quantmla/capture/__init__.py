@@ -1,1 +1,1 @@
-"""What a model's own attention sees on calibration tokens, one decoder layer in memory at a time."""
+"""What a model's own attention sees on calibration tokens, with one decoder layer in memory."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quantmla.arch.adapter import Adapter
 from quantmla.checkpoint.block_fp8 import SCALE_SUFFIX
 from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError, UnsupportedModel, require
@@ -33,31 +34,26 @@ class Skeleton:
     model_class: type
     config: Any  # of transformers, text part
     prefix: str  # of decoder tensors in the checkpoint, such as "model."
-    num_layers: int
     dtype: torch.dtype  # of activations and weights
 
 
-def open_skeleton(source: TensorSource, model_type: str, dtype: torch.dtype | None) -> Skeleton:
+def open_skeleton(source: TensorSource, adapter: Adapter, dtype: torch.dtype | None) -> Skeleton:
     """Reads the config only. `dtype` None takes the checkpoint's own."""
-    config = transformers_config(source.config, model_type)
-    embeddings = [name for name in source.names if name.endswith(EMBEDDING)]
-    require(
-        len(embeddings) == 1,
-        f"{len(embeddings)} tensors of the checkpoint end in {EMBEDDING}, not one: {embeddings[:3]}",
-    )
-    model_class = decoder_class(config)
+    config = transformers_config(source.config, adapter.model_type)
+    first = adapter.sites(source.config, source.names)[0]
+    prefix = first.prefix.partition(f"layers.{first.layer}.")[0]
+    stored = source.dtype(prefix + EMBEDDING)  # MTP layers may have embeddings of their own
     return Skeleton(
         source=source,
-        model_class=model_class,
+        model_class=decoder_class(config),
         config=config,
-        prefix=embeddings[0].removesuffix(EMBEDDING),
-        num_layers=len(on_meta(model_class, config).layers),
-        dtype=dtype or source.dtype(embeddings[0]),
+        prefix=prefix,
+        dtype=dtype or config.dtype or stored,
     )
 
 
 def transformers_config(config: Mapping[str, Any], model_type: str) -> Any:
-    """transformers' config object of the text decoder, without quantization, which we undo ourselves."""
+    """transformers' config of the text decoder, without quantization, which we undo ourselves."""
     from transformers import CONFIG_MAPPING
 
     model_type = RUN_AS.get(model_type, model_type)
@@ -90,11 +86,10 @@ def decoder_class(config: Any) -> type:
     return found
 
 
-def on_meta(model_class: type, config: Any) -> nn.Module:
+def on_meta(model_class: type, config: Any) -> Any:
     """Parameters with shapes but without memory."""
     with torch.device("meta"):
-        model: nn.Module = model_class(config)
-    return model
+        return model_class(config)
 
 
 def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -123,7 +118,11 @@ def _only(model_class: type, layer: int | None) -> type:
             _forget(self.embed_tokens)
 
     # The name stays, since transformers looks up conversions and dtypes by it.
-    return type(model_class.__name__, (model_class,), {"__init__": init, "__module__": model_class.__module__})
+    return type(
+        model_class.__name__,
+        (model_class,),
+        {"__init__": init, "__module__": model_class.__module__},
+    )
 
 
 def _tensors(skeleton: Skeleton, layer: int | None) -> dict[str, Tensor]:
@@ -157,7 +156,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def decoder_part(skeleton: Skeleton, layer: int | None, device: torch.device) -> Iterator[nn.Module]:
+def decoder_part(skeleton: Skeleton, layer: int | None, device: torch.device) -> Iterator[Any]:
     """The base model with one layer in memory (None: the embedding), which is freed on leaving.
 
     Layer: call with `inputs_embeds` of hidden states before it; `last_hidden_state` comes after it.
@@ -169,7 +168,7 @@ def decoder_part(skeleton: Skeleton, layer: int | None, device: torch.device) ->
         model.to("meta")  # frees the weights now, whatever still refers to the modules
 
 
-def _load(skeleton: Skeleton, layer: int | None) -> nn.Module:
+def _load(skeleton: Skeleton, layer: int | None) -> Any:
     what = "the embedding" if layer is None else f"layer {layer}"
     with _quiet():
         try:
@@ -183,11 +182,12 @@ def _load(skeleton: Skeleton, layer: int | None) -> nn.Module:
             )
         except RuntimeError as error:  # shapes that differ
             reason = " ".join(str(error).split())[:300]
-            raise QuantMLAError(f"{what} of the checkpoint does not fit its config.json: {reason}") from error
+            raise QuantMLAError(
+                f"{what} of the checkpoint does not fit its config.json: {reason}"
+            ) from error
     missing = sorted(info["missing_keys"])
     require(
         not missing,
         f"the checkpoint lacks {len(missing)} parameters of {what}, such as {missing[:1]}",
     )
-    loaded: nn.Module = model.requires_grad_(False)
-    return loaded
+    return model.requires_grad_(False)

@@ -30,7 +30,9 @@ def norm_eps(norm: nn.Module) -> float:
         value = getattr(norm, name, None)
         if isinstance(value, float):
             return value
-    raise UnsupportedModel(f"{type(norm).__name__} does not say its epsilon: it is no known RMSNorm")
+    raise UnsupportedModel(
+        f"{type(norm).__name__} does not say its epsilon: it is no known RMSNorm"
+    )
 
 
 def attentions(layer: nn.Module) -> list[nn.Module]:
@@ -55,7 +57,7 @@ def recording(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Taken]]:
 
 
 @contextmanager
-def _watch_latent(module: nn.Module, into: Taken) -> Iterator[None]:
+def _watch_latent(module: Any, into: Taken) -> Iterator[None]:
     norm = module.kv_a_layernorm
     eps = norm_eps(norm)
 
@@ -70,14 +72,14 @@ def _watch_latent(module: nn.Module, into: Taken) -> Iterator[None]:
 
 
 @contextmanager
-def _watch_key(module: nn.Module, into: Taken) -> Iterator[None]:
+def _watch_key(module: Any, into: Taken) -> Iterator[None]:
     original: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = module.expand_kv
 
     def expand_kv(latent: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         into["k_rope"] = k_rot.detach().squeeze(1)
         return original(latent, k_rot)
 
-    module.expand_kv = expand_kv  # type: ignore[assignment]
+    module.expand_kv = expand_kv
     try:
         yield
     finally:
@@ -85,7 +87,7 @@ def _watch_key(module: nn.Module, into: Taken) -> Iterator[None]:
 
 
 @contextmanager
-def _watch_query(module: nn.Module, into: Taken) -> Iterator[None]:
+def _watch_query(module: Any, into: Taken) -> Iterator[None]:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 

@@ -74,7 +74,9 @@ class FileRows:
         try:
             self._file.write(raw.data)
         except OSError as error:
-            raise QuantMLAError(f"cannot write activations to {self._partial}: {error.strerror}") from error
+            raise QuantMLAError(
+                f"cannot write activations to {self._partial}: {error.strerror}"
+            ) from error
         self._left -= raw.nbytes
 
     def finish(self) -> Tensor:

@@ -8,17 +8,23 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quantmla.arch.adapter import Adapter, AttentionSite
 from quantmla.capture.decoder import EMBEDDING, Skeleton, decoder_part, open_skeleton
 from quantmla.capture.layer import LayerCapture
 from quantmla.capture.record import attentions, recording
 from quantmla.capture.site import SiteRows
-from quantmla.capture.store import UNFINISHED, FileRows, Shape, map_rows, open_rows, read_fingerprint
+from quantmla.capture.store import (
+    UNFINISHED,
+    Shape,
+    map_rows,
+    open_rows,
+    read_fingerprint,
+)
 from quantmla.checkpoint.source import TensorSource, require_finite
 from quantmla.errors import QuantMLAError, UsageError, require
 
@@ -42,7 +48,9 @@ class CaptureSettings:
     memory_limit: int = 2**30  # bytes of one layer's captures; more go to the work folder
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, f"batch_size {self.batch_size} must be at least 1", UsageError)
+        require(
+            self.batch_size >= 1, f"batch_size {self.batch_size} must be at least 1", UsageError
+        )
         require(self.memory_limit >= 0, f"memory_limit {self.memory_limit} is negative", UsageError)
 
 
@@ -66,7 +74,10 @@ class _Run:
 
     @property
     def hidden_shape(self) -> Shape:
-        sizes = (*self.tokens_BS.shape, self.adapter.geometry(self.skeleton.source.config).hidden_size)
+        sizes = (
+            *self.tokens_BS.shape,
+            self.adapter.geometry(self.skeleton.source.config).hidden_size,
+        )
         return Shape(sizes, self.skeleton.dtype)
 
 
@@ -86,7 +97,7 @@ def captured_layers(
     capture's files are deleted when the next one is asked for. MTP layers are not run. Raises
     QuantMLAError that names the layer for NaN or infinity and for attentions that saw nothing.
     """
-    skeleton = open_skeleton(source, adapter.model_type, settings.dtype)
+    skeleton = open_skeleton(source, adapter, settings.dtype)
     _check_tokens(tokens_BS, skeleton)
     sites: dict[int, list[AttentionSite]] = {}
     for site in adapter.sites(source.config, source.names):
@@ -100,14 +111,15 @@ def captured_layers(
 def _check_tokens(tokens_BS: Tensor, skeleton: Skeleton) -> None:
     require(
         tokens_BS.dim() == 2 and tokens_BS.numel() > 0,
-        f"calibration tokens of shape {tuple(tokens_BS.shape)}: [sequences, tokens] with at least one of each are needed",
+        f"calibration tokens of shape {tuple(tokens_BS.shape)}: [sequences, tokens] are needed, "
+        "at least one of each",
         UsageError,
     )
     vocabulary = skeleton.source.shape(skeleton.prefix + EMBEDDING)[0]
     low, high = int(tokens_BS.min()), int(tokens_BS.max())
     require(
-        0 <= low and high < vocabulary,
-        f"calibration tokens from {low} to {high} do not fit the model's vocabulary of {vocabulary}",
+        low >= 0 and high < vocabulary,
+        f"calibration tokens from {low} to {high} do not fit a vocabulary of {vocabulary}",
         UsageError,
     )
     longest = getattr(skeleton.config, "max_position_embeddings", None)
@@ -191,7 +203,7 @@ def _batches(run: _Run) -> Iterator[slice]:
 
 
 @contextmanager
-def _part(run: _Run, layer: int | None) -> Iterator[nn.Module]:
+def _part(run: _Run, layer: int | None) -> Iterator[Any]:
     """The model's part with gradients off; running out of memory ends in a sentence."""
     what = "the embedding" if layer is None else f"layer {layer}"
     device = torch.device(run.settings.device)
@@ -201,8 +213,8 @@ def _part(run: _Run, layer: int | None) -> Iterator[nn.Module]:
     except (torch.OutOfMemoryError, MemoryError) as error:
         sequences, length = run.tokens_BS.shape
         raise QuantMLAError(
-            f"out of memory on {device} in {what}: lower batch_size (now {run.settings.batch_size}), the "
-            f"sequence length (now {length}) or the number of sequences (now {sequences})"
+            f"out of memory on {device} in {what}: lower batch_size ({run.settings.batch_size}), "
+            f"the sequence length ({length}) or the number of sequences ({sequences})"
         ) from error
 
 
@@ -252,24 +264,25 @@ def _run_layer(
         raise
 
 
-def _modules(run: _Run, layer: int, model: nn.Module) -> dict[AttentionSite, nn.Module]:
+def _modules(run: _Run, layer: int, model: Any) -> dict[AttentionSite, Any]:
     """The attention module of each wanted site."""
     sites = run.sites.get(layer, [])
-    found = attentions(model.layers[layer])  # type: ignore[index]
+    found = attentions(model.layers[layer])
     require(
         len(found) == len(sites),
-        f"layer {layer} has {len(found)} latent attentions in transformers but {len(sites)} in the checkpoint",
+        f"layer {layer} has {len(found)} latent attentions in transformers, "
+        f"but {len(sites)} in the checkpoint",
     )
     return {s: module for s, module in zip(sites, found, strict=True) if s.prefix in run.wanted}
 
 
-def _site_rows(run: _Run, site: AttentionSite, module: nn.Module) -> SiteRows:
+def _site_rows(run: _Run, site: AttentionSite, module: Any) -> SiteRows:
     settings = run.settings
     return SiteRows(
         site=site,
         geometry=run.adapter.geometry(run.skeleton.source.config),
         rope_order=run.adapter.cache_rope_order,
-        softmax_scale=float(module.scaling),  # type: ignore[arg-type]
+        softmax_scale=float(module.scaling),
         shape_BS=tuple(run.tokens_BS.shape),
         dtypes=(settings.latent_dtype, run.skeleton.dtype),
         folder=settings.workdir,

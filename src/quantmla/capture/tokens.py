@@ -33,7 +33,9 @@ def calibration_tokens(
     """
     require(num_sequences >= 1, f"num_sequences {num_sequences} must be at least 1", UsageError)
     require(held_out >= 0, f"held_out {held_out} is negative", UsageError)
-    require(sequence_length >= 1, f"sequence_length {sequence_length} must be at least 1", UsageError)
+    require(
+        sequence_length >= 1, f"sequence_length {sequence_length} must be at least 1", UsageError
+    )
     ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
     needed = (num_sequences + held_out) * sequence_length
     require(
@@ -50,7 +52,7 @@ def calibration_tokens(
 
 
 def read_text(path: str | Path | None = None) -> str:
-    """A .txt file, or the `text` column of a .jsonl file; None gives the packaged calibration text."""
+    """A .txt file, or the `text` column of a .jsonl file; None gives the packaged text."""
     if path is None:
         return (resources.files("quantmla") / "assets/text/calibration.txt").read_text("utf-8")
     path = Path(path)
@@ -73,8 +75,12 @@ def _text_column(path: Path, content: str) -> str:
         try:
             rows.append(json.loads(line)["text"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UsageError(f"line {number} of {path} is not a JSON object with a `text`") from error
-        require(isinstance(rows[-1], str), f"`text` in line {number} of {path} is no string", UsageError)
+            raise UsageError(
+                f"line {number} of {path} is not a JSON object with a `text`"
+            ) from error
+        require(
+            isinstance(rows[-1], str), f"`text` in line {number} of {path} is no string", UsageError
+        )
     return "\n\n".join(rows)
 
 
