@@ -351,3 +351,27 @@ def test_r45_out_of_memory_names_what_to_lower(
     monkeypatch.setattr(modeling_youtu.YoutuDecoderLayer, "forward", burst)
     with pytest.raises(QuantMLAError, match=r"layer 0: lower batch_size \(2\)"):
         next(iter(capture(tiny_checkpoint("youtu"), tokens())))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_sees_what_the_whole_model_sees_there(
+    dtype: torch.dtype, tiny_checkpoint: Folder, tmp_path: Path
+) -> None:
+    folder, ids = tiny_checkpoint("deepseek_v3"), tokens()
+    model = load(folder).model.to("cuda", dtype)
+    modules = {str(index): module for index, module in enumerate(attentions(model))}
+    with torch.no_grad(), recording(modules) as taken:
+        model(input_ids=ids[:BATCH].cuda(), use_cache=False)
+    for found, expected in zip(
+        capture(folder, ids, device="cuda", dtype=dtype, workdir=tmp_path, memory_limit=0),
+        taken.values(),
+        strict=True,
+    ):
+        got = found.capture
+        assert got.unit_latent_BSR.device.type == "cpu"
+        # the same kernels on the same shapes
+        assert torch.equal(got.unit_latent_BSR[:BATCH], expected["unit_latent"].cpu())
+        assert torch.equal(
+            got.k_rope_BSE[:BATCH], to_interleaved(expected["k_rope"].cpu(), got.rope_order)
+        )

@@ -6,6 +6,8 @@ error at the write, a kill leaves nothing that looks finished.
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -66,31 +68,39 @@ class FileRows:
         self._path, self._shape = path, shape
         self._partial = path.with_name(path.name + UNFINISHED)
         self._left = shape.num_bytes
-        self._file: BinaryIO = self._partial.open("wb")
-        self._file.write(_header(shape, fingerprint))
+        with self._writing():
+            self._file: BinaryIO = self._partial.open("wb")
+            self._file.write(_header(shape, fingerprint))
 
     def append(self, batch: Tensor) -> None:
         raw = batch.to("cpu", self._shape.dtype).contiguous().view(torch.uint8).numpy()
-        try:
+        with self._writing():
             self._file.write(raw.data)
-        except OSError as error:
-            raise QuantMLAError(
-                f"cannot write activations to {self._partial}: {error.strerror}"
-            ) from error
         self._left -= raw.nbytes
 
     def finish(self) -> Tensor:
         assert self._left == 0
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._partial.replace(self._path)
+        with self._writing():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._partial.replace(self._path)
         return map_rows(self._path)
 
     def discard(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # the last bytes of a file that nobody wants
+            self._file.close()
         self._partial.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise QuantMLAError(
+                f"cannot write activations to {self._partial}: {error.strerror}"
+            ) from error
 
 
 def _header(shape: Shape, fingerprint: str) -> bytes:
