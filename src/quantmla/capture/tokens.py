@@ -36,7 +36,9 @@ def calibration_tokens(
     require(
         sequence_length >= 1, f"sequence_length {sequence_length} must be at least 1", UsageError
     )
-    ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False), dtype=torch.long)
+    ids = torch.tensor(
+        tokenizer.encode(text, add_special_tokens=False, verbose=False), dtype=torch.long
+    )
     needed = (num_sequences + held_out) * sequence_length
     require(
         len(ids) >= needed,
