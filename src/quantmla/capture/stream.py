@@ -182,8 +182,10 @@ def _resume(run: _Run, folder: Path | None, mark: str) -> tuple[int, Tensor | No
     if folder is None:
         return 0, None
     folder.mkdir(parents=True, exist_ok=True)
-    for left in (*folder.glob(f"*.safetensors{UNFINISHED}"), *folder.glob("capture_*.safetensors")):
-        left.unlink()
+    ours = ("capture_*.safetensors", "capture_*.safetensors" + UNFINISHED)
+    for pattern in (*ours, "hidden_*.safetensors" + UNFINISHED):
+        for left in folder.glob(pattern):
+            left.unlink()
     first_wanted = min(layer for layer in run.sites if run.wanted_of(layer))
     usable = -1
     for file in folder.glob("hidden_*.safetensors"):
