@@ -1,0 +1,43 @@
+# Every target sets up what it needs: a virtual environment in .venv with pinned versions.
+# The machine needs python >= 3.11 with venv or pip, and make.
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint bench gpu-test clean
+
+demo: $(STAMP)  ## quantize the embedded model and measure what it cost
+	$(BIN)/quantmla quantize nano -o out/nano-c4r4 --overwrite
+	$(BIN)/quantmla eval out/nano-c4r4 --baseline nano
+
+test: lint  ## what CI runs
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## times what runs on this machine; results go to benchmarks/results
+	$(BIN)/python -m benchmarks
+
+# A GPU's torch is the machine's own: the pinned environment may hold a CPU build.
+gpu-test:
+	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" \
+		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m pytest -m gpu
+
+# venv without pip where Debian's python3-venv is not installed: then pip installs itself into it.
+# torch comes first and alone, at its exact version, so that the extras cannot pull another build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv \
+		&& $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(BIN)/python -m pip install torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
