@@ -74,7 +74,7 @@ def _round_straight_through(x: Tensor) -> Tensor:
 
 
 def fake_quantize(x_TC: Tensor, bits: int, groups: int, rule: RangeRule = "hold_zero") -> Tensor:
-    """dequantize(quantize(x)) in x's dtype for float32 and float64; gradients pass through rounding.
+    """dequantize(quantize(x)) in x's own float dtype; gradients pass through rounding.
 
     In float32 the values equal the round trip exactly.
     """

@@ -35,8 +35,12 @@ class CacheFormat:
         for name in ("content_bits", "rope_bits"):
             value = getattr(self, name)
             require(value in BITS, f"{name} {value!r} is not one of {BITS}", UsageError)
-        require(self.group_size >= 1, f"group_size {self.group_size} must be at least 1", UsageError)
-        require(self.rope_bands >= 1, f"rope_bands {self.rope_bands} must be at least 1", UsageError)
+        require(
+            self.group_size >= 1, f"group_size {self.group_size} must be at least 1", UsageError
+        )
+        require(
+            self.rope_bands >= 1, f"rope_bands {self.rope_bands} must be at least 1", UsageError
+        )
         require(
             self.rope_centring in ("page", "none"),
             f"rope_centring {self.rope_centring!r} is not one of ('page', 'none')",
@@ -49,7 +53,9 @@ class CacheFormat:
         )
         require(self.page_size >= 1, f"page_size {self.page_size} must be at least 1", UsageError)
         require(
-            self.num_sink_tokens >= 0, f"num_sink_tokens {self.num_sink_tokens} is negative", UsageError
+            self.num_sink_tokens >= 0,
+            f"num_sink_tokens {self.num_sink_tokens} is negative",
+            UsageError,
         )
         require(
             self.recent_window is None or self.recent_window >= 0,
@@ -93,18 +99,26 @@ class CacheFormat:
     def from_json(data: dict[str, Any]) -> "CacheFormat":
         known = set(CacheFormat.__dataclass_fields__)
         unknown = sorted(set(data) - known)
-        require(not unknown, f"unknown keys in the cache format: {unknown}; known: {sorted(known)}", UsageError)
+        require(
+            not unknown,
+            f"unknown keys in the cache format: {unknown}; known: {sorted(known)}",
+            UsageError,
+        )
         return CacheFormat(**data)
 
 
 def parse_format(name: str, **changes: Any) -> CacheFormat:
-    """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; page centring for rope keys of 4 bits or less."""
+    """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; rope keys of 4 bits or less are centred."""
     match = re.fullmatch(r"(?:quantmla[_-])?c(\d+)r(\d+)", name.strip().lower())
     allowed = f"c<bits>r<bits> with bits of {BITS}, for example c4r4"
     require(match is not None, f"unknown cache format {name!r}: use {allowed}", UsageError)
     assert match is not None
     content, rope = int(match[1]), int(match[2])
-    require(content in BITS and rope in BITS, f"unknown cache format {name!r}: use {allowed}", UsageError)
+    require(
+        content in BITS and rope in BITS,
+        f"unknown cache format {name!r}: use {allowed}",
+        UsageError,
+    )
     centred = rope <= 4
     defaults: dict[str, Any] = {
         "content_bits": content,

@@ -44,7 +44,8 @@ def content_groups(fmt: CacheFormat, kv_lora_rank: int) -> int:
 def rope_groups(fmt: CacheFormat, qk_rope_head_dim: int) -> int:
     require(
         qk_rope_head_dim % (2 * fmt.rope_bands) == 0,
-        f"qk_rope_head_dim {qk_rope_head_dim} cannot be split into {fmt.rope_bands} bands of whole pairs",
+        f"qk_rope_head_dim {qk_rope_head_dim} cannot be split into {fmt.rope_bands} bands "
+        "of whole pairs",
         UsageError,
     )
     return fmt.rope_bands

@@ -45,7 +45,11 @@ def read_rope(k_rope_TE: Tensor, fmt: CacheFormat) -> Tensor:
     whole = length // page * page
     parts = []
     if whole:
-        parts.append(_read_pages(k_rope_TE[..., :whole, :].unflatten(-2, (-1, page)), fmt, groups).flatten(-3, -2))
+        parts.append(
+            _read_pages(k_rope_TE[..., :whole, :].unflatten(-2, (-1, page)), fmt, groups).flatten(
+                -3, -2
+            )
+        )
     if whole < length:
         parts.append(_read_pages(k_rope_TE[..., whole:, :], fmt, groups))
     return torch.cat(parts, dim=-2) if parts else k_rope_TE
