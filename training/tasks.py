@@ -107,7 +107,7 @@ class TaskMaker:
                 weight[asked + len(ask) : asked + len(ask) + len(answer)] = ANSWER_WEIGHT
 
     def copies(self, rng: random.Random, row: np.ndarray, weight: np.ndarray, end: int) -> None:
-        """Spans of random tokens that occur twice; all but their first two tokens are predictable."""
+        """Spans of random tokens that occur twice; predictable after two tokens."""
         busy = np.zeros(end, dtype=bool)
         vocabulary = self.tokenizer.get_vocab_size()
         for _ in range(5):

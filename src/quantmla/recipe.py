@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from quantmla.errors import UsageError, require
 from quantmla.quant.format import CacheFormat, RangeRule, RopeCentring, parse_format
 
-VERSION = 1
 PACKAGED_MODEL = "nano"
 
 
@@ -83,7 +82,7 @@ class Output(_Part):
 class Recipe(_Part):
     """The whole run."""
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     model: Model = Model()
     calibration: Calibration = Calibration()
     format: Format = Format()

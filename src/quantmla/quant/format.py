@@ -104,7 +104,10 @@ class CacheFormat:
             f"unknown keys in the cache format: {unknown}; known: {sorted(known)}",
             UsageError,
         )
-        return CacheFormat(**data)
+        try:
+            return CacheFormat(**data)
+        except TypeError as error:
+            raise UsageError(f"cache format {data}: {error}") from None
 
 
 def parse_format(name: str, **changes: Any) -> CacheFormat:

@@ -92,8 +92,10 @@ def unpack_pages(
                 unpack(content, fmt.content_bits), scale_JLG[..., groups], zero_JLG[..., groups]
             )
         )
+    if qk_rope_head_dim == 0:
+        return latent, latent.new_zeros(*latent.shape[:2], 0)
     rope = pages_JY[:, layout.rope].unflatten(1, (fmt.page_size, layout.rope_row_bytes))
-    if fmt.rope_bits == 16 or layout.rope_groups == 0:
+    if fmt.rope_bits == 16:
         return latent, rope.contiguous().view(torch.bfloat16).float()
     groups = slice(layout.content_groups, None)
     k_rope = dequantize(

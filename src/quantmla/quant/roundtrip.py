@@ -12,6 +12,8 @@ from quantmla.quant.affine import fake_quantize
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import content_groups, rope_groups
 
+MAX_MEAN = 65504.0  # largest float16
+
 
 def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
     """Latents as read back; differentiable. Leading dimensions may be more than one."""
@@ -22,11 +24,11 @@ def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
 
 
 def page_means(k_rope_JLE: Tensor) -> Tensor:
-    """Mean rope key of whole pages [J, E], rounded to float16 as stored.
+    """Mean rope key of whole pages [J, E], rounded to float16 as stored (at most its largest value).
 
     The sum is taken in float64, where it is exact for bf16 rows, so no order of summation matters.
     """
-    mean = k_rope_JLE.double().mean(dim=-2)
+    mean = k_rope_JLE.double().mean(dim=-2).clamp(-MAX_MEAN, MAX_MEAN)
     return mean.to(torch.float32).to(torch.float16).to(k_rope_JLE.dtype)
 
 
