@@ -143,8 +143,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _estimate(args: argparse.Namespace) -> int:
     from quantmla import present
+    from quantmla.checkpoint.locate import read_config
     from quantmla.estimate import Workload, estimate, parse_size
-    from quantmla.inspection import read_config
     from quantmla.quant.format import parse_format
 
     budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)

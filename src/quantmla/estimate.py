@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from quantmla.arch import adapter_for
-from quantmla.errors import UsageError, require
+from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import bf16_row_bytes, layout_for
 
@@ -90,9 +90,15 @@ def num_cached_layers(config: Mapping[str, Any]) -> int:
     """Latent attentions that keep a cache in ordinary generation; MTP layers are not among them."""
     adapter = adapter_for(config)
     text = adapter.text_config(config)
-    linear = text.get("linear_attn_config")
-    if linear:  # a hybrid: the other layers keep a state of fixed size
-        return len(linear["full_attn_layers"])
+    if not adapter.every_layer:  # a hybrid: its other layers keep a state of fixed size
+        layers = (text.get("linear_attn_config") or {}).get("full_attn_layers")
+        require(
+            isinstance(layers, list),
+            "config.json has no linear_attn_config.full_attn_layers: which layers have latent "
+            "attention cannot be told from the config alone",
+            UnsupportedModel,
+        )
+        return len(layers)
     return int(text[adapter.layers_key]) * adapter.attentions_per_layer
 
 

@@ -1,20 +1,16 @@
 """What a model is, from its config and the headers of its weight files alone."""
 
-import json
-import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from quantmla.arch import adapter_for
-from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError, require
+from quantmla.checkpoint.locate import PACKAGED, read_config
+from quantmla.checkpoint.source import TensorSource, open_source
+from quantmla.errors import UnsupportedModel
 from quantmla.estimate import num_cached_layers
-from quantmla.recipe import PACKAGED_MODEL
-
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,83 +26,22 @@ class Inspection:
     rope_order: str | None  # order of the rope rows in the weights
     layers: int | None
     cached_layers: int | None  # latent attentions that keep a cache
-    mtp_layers: int
-    weight_dtypes: dict[str, int]  # bytes by dtype; empty without weight files
-    config_dtype: str | None
+    mtp_layers: int  # multi-token-prediction layers that the config promises
+    dtype: str | None  # as the config says
+    quantization: str | None  # of the weights, as the config says
+    weight_bytes: dict[str, int] | None  # by dtype of the files; None without local files
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def model_folder(model: str) -> Path | None:
-    """The local folder of a packaged or local model; None for a hub id."""
-    if model == PACKAGED_MODEL and not Path(model).exists():
-        return Path(str(files("quantmla") / "assets" / PACKAGED_MODEL))
-    path = Path(model)
-    if path.is_dir():
-        return path
-    return path.parent if path.is_file() else None
-
-
-def read_config(model: str) -> dict[str, Any]:
-    """config.json of a folder, of that file itself, of the packaged model or of a hub id."""
-    folder = model_folder(model)
-    if folder is None:
-        path = _download_config(model)
-    else:
-        path = Path(model) if Path(model).is_file() else folder / "config.json"
-    require(path.is_file(), f"model {model!r} has no config.json", UsageError)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise QuantMLAError(f"{path} is not JSON: {error}") from None
-    require(isinstance(config, dict), f"{path} holds no JSON object")
-    return config
-
-
-def _download_config(model: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(
-            f"model {model!r} is no folder, no config.json, not {PACKAGED_MODEL!r}, "
-            f"and the hub does not give it: {reason}"
-        ) from None
-
-
-def weight_dtypes(folder: Path) -> dict[str, int]:
-    """Bytes by dtype over all safetensors headers in a folder."""
-    total: Counter[str] = Counter()
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, entry in _header(path).items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                total[entry["dtype"]] += end - start
-    return dict(total)
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        require(0 < length <= MAX_HEADER_BYTES, f"{path} is not a whole safetensors file")
-        body = file.read(length)
-    try:
-        header = json.loads(body)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise QuantMLAError(f"{path} is not a whole safetensors file") from None
-    assert isinstance(header, dict)
-    return header
-
-
 def inspect_model(model: str) -> Inspection:
-    """Everything that config.json and the weights' headers tell; no weight is read."""
+    """Everything that config.json and the weights' headers tell; no weight is read.
+
+    A hub id is judged by its config alone, which is all that is downloaded. Raises QuantMLAError
+    for a local folder that is not whole.
+    """
     config = read_config(model)
-    folder = model_folder(model)
     facts: dict[str, Any] = {"attention": None, "rope_order": None, "cached_layers": None}
     reason = None
     try:
@@ -114,18 +49,31 @@ def inspect_model(model: str) -> Inspection:
     except UnsupportedModel as error:
         reason = str(error)
     text = config.get("text_config") or config
+    method = (config.get("quantization_config") or {}).get("quant_method")
     return Inspection(
         model=model,
-        model_type=text.get("model_type"),
+        model_type=config.get("model_type"),
         architecture=next(iter(config.get("architectures") or ()), None),
         supported=reason is None,
         reason=reason,
         layers=text.get("num_hidden_layers") or text.get("num_layers"),
         mtp_layers=int(text.get("num_nextn_predict_layers") or 0),
-        weight_dtypes={} if folder is None else weight_dtypes(folder),
-        config_dtype=config.get("dtype") or config.get("torch_dtype"),
+        dtype=config.get("dtype") or config.get("torch_dtype"),
+        quantization=method,
+        weight_bytes=_weight_bytes(open_source(model)) if _is_local(model) else None,
         **facts,
     )
+
+
+def _is_local(model: str) -> bool:
+    return model in PACKAGED or Path(model).is_dir()
+
+
+def _weight_bytes(source: TensorSource) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for entry in source.entries.values():
+        total[entry.dtype] += entry.end - entry.begin
+    return dict(total)
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, Any]:

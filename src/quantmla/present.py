@@ -65,8 +65,15 @@ def _lines(report: Mapping[str, Any], indent: str) -> list[tuple[str, str]]:
                     (f"{indent}  -", ", ".join(f"{k} {_text(v)}" for k, v in entry.items()))
                 )
         elif value is not None:
-            found.append((name, _text(value)))
+            found.append((name, _text(value) + _in_units(str(key), value)))
     return found
+
+
+def _in_units(key: str, value: Any) -> str:
+    """Large sizes in GiB or MiB beside the bytes."""
+    if not (key.endswith("bytes") or key == "budget") or value < 2**20:
+        return ""
+    return f" ({value / 2**30:,.2f} GiB)" if value >= 2**30 else f" ({value / 2**20:,.1f} MiB)"
 
 
 def _text(value: Any) -> str:
@@ -75,7 +82,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if value == round(value) and abs(value) >= 1 else f"{value:.4g}"
+        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1 else f"{value:.4g}"
     if isinstance(value, list | tuple):
         return ", ".join(_text(entry) for entry in value) or "none"
     return "-" if value is None else str(value)

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from quantmla.errors import UsageError, require
 from quantmla.quant.format import CacheFormat, RangeRule, RopeCentring, parse_format
 
-PACKAGED_MODEL = "nano"
-
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -24,7 +22,7 @@ class _Part(BaseModel):
 class Model(_Part):
     """Which checkpoint: a folder, a hub id, or the packaged model."""
 
-    id: str = PACKAGED_MODEL
+    id: str = "nano"
     revision: str | None = None
 
 

@@ -24,7 +24,7 @@ def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
 
 
 def page_means(k_rope_JLE: Tensor) -> Tensor:
-    """Mean rope key of whole pages [J, E], rounded to float16 as stored (at most its largest value).
+    """Mean rope key of whole pages [J, E], rounded to float16 as stored; finite.
 
     The sum is taken in float64, where it is exact for bf16 rows, so no order of summation matters.
     """
