@@ -98,6 +98,7 @@ def num_cached_layers(config: Mapping[str, Any]) -> int:
             "attention cannot be told from the config alone",
             UnsupportedModel,
         )
+        assert isinstance(layers, list)
         return len(layers)
     return int(text[adapter.layers_key]) * adapter.attentions_per_layer
 
