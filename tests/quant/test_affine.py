@@ -17,6 +17,7 @@ from quantmla.quant.affine import (
     quantize,
     round_up_to_half,
 )
+from quantmla.quant.format import CLIP_BY_BITS
 from random_layer import generator, normal
 
 BITS = pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -132,6 +133,29 @@ def test_constant_groups_survive_under_hold_zero(value):
     step = q.scale_TG.item()
     assert abs(dequantize(q)[0, 0].item() - value) <= bound(step, 4)
     assert step <= abs(value) / 15 * (1 + 2**-10) + MIN_SCALE  # one step of float16 above
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_default_clip_ratios_are_close_to_the_best_for_normal_groups(bits):
+    x = torch.randn(4000, 64, generator=generator(2))
+    error = {
+        clip: (dequantize(quantize(x, bits, 1, clip=clip)) - x).square().mean().item()
+        for clip in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+    }
+    assert error[CLIP_BY_BITS.get(bits, 1.0)] <= 1.05 * min(error.values())
+
+
+@BITS
+@given(seeds, st.floats(0.3, 1.0))
+def test_clipping_keeps_the_bound_within_the_range_that_codes_span(bits, seed, clip):
+    x = normal(seed, 6, 64).float()
+    q = quantize(x, bits, 1, clip=clip)
+    back, scale = dequantize(q).double(), q.scale_TG.double()
+    zero = q.zero_point_TG.double()
+    low, high = -zero * scale, (2**bits - 1 - zero) * scale
+    inside = (x >= low) & (x <= high)
+    assert ((back - x).abs() <= bound(scale, bits))[inside].all()
+    assert torch.equal(back[~inside], torch.clamp(x.double(), low, high)[~inside])
 
 
 def test_constant_groups_vanish_under_paper():

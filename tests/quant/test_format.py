@@ -34,6 +34,7 @@ def test_centring_is_for_rope_keys_of_few_bits(content, rope):
 def test_the_published_quantiser():
     fmt = paper_format("c4r4")
     assert (fmt.rope_centring, fmt.rope_bands, fmt.range_rule) == ("none", 1, "paper")
+    assert paper_format("c2r2").content_clip == paper_format("c2r2").rope_clip == 1.0
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,8 @@ def test_the_published_quantiser():
         {"rope_bands": 0},
         {"rope_centring": "token"},
         {"range_rule": "minmax"},
+        {"content_clip": 0.0},
+        {"rope_clip": 1.5},
         {"page_size": 0},
         {"num_sink_tokens": -1},
         {"recent_window": -1},

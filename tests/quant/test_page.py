@@ -30,7 +30,7 @@ def rows(seed, pages=2, rank=128, channels=32, size=1.0):
 @pytest.mark.parametrize("centring", ["page", "none"])
 def test_bytes_decode_to_the_round_trip(content, rope, centring):
     fmt = parse_format(f"c{content}r{rope}", rope_centring=centring)
-    for seed, size in ((0, 1.0), (1, 1e-8), (2, 1e-4), (3, 1e4)):
+    for seed, size in ((0, 1.0), (1, 1e-8), (2, 1e-4), (3, 1e4), (4, 1e30)):
         latent, k_rope = rows(10 * content + rope + 1000 * seed, size=size)
         got_latent, got_rope = unpack_pages(pack_pages(latent, k_rope, fmt), 128, 32, fmt)
         assert torch.equal(got_latent, read_content(latent.float(), fmt))

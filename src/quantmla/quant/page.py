@@ -45,7 +45,7 @@ def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tens
     if fmt.content_bits == 16:
         pages[:, layout.content] = _plane(latent_JLR)
     else:
-        q = quantize(latent_JLR, fmt.content_bits, layout.content_groups)
+        q = quantize(latent_JLR, fmt.content_bits, layout.content_groups, clip=fmt.content_clip)
         pages[:, layout.content] = _plane(pack(q.codes_TC, fmt.content_bits))
         scales.append(q.scale_TG)
         zeros.append(q.zero_point_TG)
@@ -58,7 +58,7 @@ def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tens
             mean = page_means(rows)
             pages[:, layout.mean] = _plane(mean.to(torch.float16))
             rows = rows - mean[:, None, :]
-        q = quantize(rows, fmt.rope_bits, layout.rope_groups)
+        q = quantize(rows, fmt.rope_bits, layout.rope_groups, clip=fmt.rope_clip)
         pages[:, layout.rope] = _plane(pack(q.codes_TC, fmt.rope_bits))
         scales.append(q.scale_TG)
         zeros.append(q.zero_point_TG)

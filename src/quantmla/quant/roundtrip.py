@@ -20,7 +20,7 @@ def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
     if fmt.content_bits == 16:
         return stored_TR
     groups = content_groups(fmt, stored_TR.shape[-1])
-    return fake_quantize(stored_TR, fmt.content_bits, groups, fmt.range_rule)
+    return fake_quantize(stored_TR, fmt.content_bits, groups, fmt.range_rule, fmt.content_clip)
 
 
 def page_means(k_rope_JLE: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def read_rope(k_rope_TE: Tensor, fmt: CacheFormat) -> Tensor:
         return k_rope_TE
     groups = rope_groups(fmt, channels)
     if fmt.rope_centring == "none":
-        return fake_quantize(k_rope_TE, fmt.rope_bits, groups, fmt.range_rule)
+        return fake_quantize(k_rope_TE, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip)
     length, page = k_rope_TE.shape[-2], fmt.page_size
     whole = length // page * page
     parts = []
@@ -61,5 +61,7 @@ def _read_pages(k_rope_JLE: Tensor, fmt: CacheFormat, groups: int) -> Tensor:
     mean = page_means(k_rope_JLE).unsqueeze(-2)
     # fake_quantize computes in the input's dtype; the rounding of the mean carries no gradient
     true_mean = k_rope_JLE.mean(dim=-2, keepdim=True)
-    mean = true_mean + (mean - true_mean).detach()
-    return mean + fake_quantize(k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule)
+    mean = mean.detach() + (true_mean - true_mean.detach())
+    return mean + fake_quantize(
+        k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip
+    )
