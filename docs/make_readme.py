@@ -1,6 +1,6 @@
 """Writes README's results table from the newest result file: `python docs/make_readme.py`.
 
-A result file is benchmarks/results/quality_nano_<yyyymmdd>.json as `quantmla eval --json` writes it:
+A result file is benchmarks/results/quality_nano_<yyyymmdd>.json, as `quantmla eval --json` writes:
 {"header": {"versions": {...}, "gpus": [...]}, "rows": [...]}.
 """
 
