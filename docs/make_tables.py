@@ -6,6 +6,7 @@ The numbers come from quant/layout.py, the only author of offsets.
 from pathlib import Path
 
 from markers import replace_part
+
 from quantmla.quant.format import parse_format
 from quantmla.quant.layout import bf16_row_bytes, page_layout
 

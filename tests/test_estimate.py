@@ -1,10 +1,10 @@
 """Sizes from configs alone, against figures worked out by hand and published ones."""
 
 import pytest
+from configs import DEEPSEEK_R1, DEEPSEEK_V2_LITE, KIMI_LINEAR, LONGCAT_FLASH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs import DEEPSEEK_R1, DEEPSEEK_V2_LITE, KIMI_LINEAR, LONGCAT_FLASH
 from quantmla.errors import UnsupportedModel, UsageError
 from quantmla.estimate import Workload, estimate, num_cached_layers, parse_size, request_bytes
 from quantmla.quant.format import CacheFormat, parse_format

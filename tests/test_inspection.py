@@ -4,8 +4,8 @@ import json
 import struct
 
 import pytest
-
 from configs import DEEPSEEK_R1, KIMI_LINEAR
+
 from quantmla.errors import QuantMLAError
 from quantmla.inspection import inspect_model
 

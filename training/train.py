@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tasks import TaskMaker, corpus_words
+from tokenizer import SEPARATOR
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-from tasks import TaskMaker, corpus_words
-from tokenizer import SEPARATOR
 
 CONTEXT = 4096
 PLANTED = 0.55  # share of the rows with a recall task

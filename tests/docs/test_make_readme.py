@@ -2,9 +2,8 @@
 
 import json
 
-import pytest
-
 import make_readme
+import pytest
 from markers import replace_part
 
 ROW = {

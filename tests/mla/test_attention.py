@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import GEOMETRY, normal, random_inputs, random_weights
 
 from quantmla.mla.attention import (
     Inputs,
@@ -13,7 +14,6 @@ from quantmla.mla.attention import (
     scores_absorbed,
     split_error,
 )
-from random_layer import GEOMETRY, normal, random_inputs, random_weights
 
 TAU = GEOMETRY.softmax_scale
 seeds = st.integers(0, 2**31)

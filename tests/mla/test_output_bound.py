@@ -3,9 +3,9 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import GEOMETRY, normal, random_inputs, random_weights
 
 from quantmla.mla.attention import attention_absorbed, causal_mask, probabilities
-from random_layer import GEOMETRY, normal, random_inputs, random_weights
 
 TAU = GEOMETRY.softmax_scale
 

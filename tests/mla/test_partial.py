@@ -3,9 +3,9 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import normal
 
 from quantmla.mla.partial import Partial, attend, merge
-from random_layer import normal
 
 EMPTY = Partial(
     torch.zeros(2, 3, 2, 5, dtype=torch.float64), torch.full((2, 3, 2), -torch.inf).double()

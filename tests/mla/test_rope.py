@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import normal
 
 from quantmla.mla.rope import (
     from_interleaved,
@@ -12,7 +13,6 @@ from quantmla.mla.rope import (
     to_interleaved,
     turn_pairs,
 )
-from random_layer import normal
 
 INV_FREQ = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
 POSITIONS = torch.tensor([0, 1, 2, 63, 64, 4095])

@@ -3,7 +3,6 @@
 from dataclasses import fields, replace
 
 import torch
-
 from random_layer import GEOMETRY, random_weights
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import generator, normal
 
 from quantmla.quant.affine import (
     MAX_SCALE,
@@ -18,7 +19,6 @@ from quantmla.quant.affine import (
     round_up_to_half,
 )
 from quantmla.quant.format import CLIP_BY_BITS
-from random_layer import generator, normal
 
 BITS = pytest.mark.parametrize("bits", [2, 3, 4, 8])
 seeds = st.integers(0, 2**31)

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import GEOMETRY
 
 from quantmla.errors import UsageError
 from quantmla.quant.format import BITS, CacheFormat, parse_format
 from quantmla.quant.layout import ALIGNMENT, bf16_row_bytes, layout_for, page_layout
-from random_layer import GEOMETRY
 
 
 @given(

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import generator
 
 from quantmla.errors import UsageError
 from quantmla.quant.packing import pack, row_bytes, unpack
-from random_layer import generator
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from make import FORMATS, digest, fixed_rows
+from random_layer import normal
 
 from quantmla.errors import UsageError
 from quantmla.quant.format import BITS, CacheFormat, paper_format, parse_format
 from quantmla.quant.layout import page_layout
 from quantmla.quant.page import pack_pages, unpack_pages
 from quantmla.quant.roundtrip import read_content, read_rope
-from random_layer import normal
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "pages.json"
 

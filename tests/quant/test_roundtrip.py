@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layer import normal
 
 from quantmla.quant.affine import fake_quantize
 from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.roundtrip import page_means, read_content, read_rope
-from random_layer import normal
 
 FMT = CacheFormat()
 
