@@ -19,5 +19,5 @@ def test_exit_codes_are_the_documented_ones():
 
 def test_require_raises_the_given_error_only_when_it_must():
     require(True, "never seen")
-    with pytest.raises(UsageError, match="^seen$"):
+    with pytest.raises(UsageError, match=r"^seen$"):
         require(False, "seen", UsageError)
