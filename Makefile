@@ -25,11 +25,12 @@ lint: $(STAMP)
 bench: $(STAMP)  ## times what runs on this machine; results go to benchmarks/results
 	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
 
-# A GPU's torch is the machine's own: the pinned environment may hold a CPU build.
+# A GPU's torch is the machine's own: the pinned environment may hold a CPU build. Only files with
+# GPU tests are collected, so that the machine need not have what the others import.
 gpu-test:
 	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" \
 		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py")
 
 # venv without pip where Debian's python3-venv is not installed: then pip installs itself into it.
 # torch comes first and alone, at its exact version, so that the extras cannot pull another build.
