@@ -28,7 +28,7 @@ bench: $(STAMP)  ## times what runs on this machine; results go to benchmarks/re
 # A GPU's torch is the machine's own: the pinned environment may hold a CPU build. Only files with
 # GPU tests are collected, so that the machine need not have what the others import.
 gpu-test:
-	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" \
+	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
 		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py")
 
