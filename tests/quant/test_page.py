@@ -93,3 +93,13 @@ def test_golden_bytes(name):
     assert pages.shape[1] == golden["page_bytes"]
     assert digest(pages) == golden["sha256"]
     assert pages[0, :16].tolist() == golden["first_bytes"]
+
+
+def test_r28_nan_stays_visible_and_in_its_own_tokens():
+    latent, k_rope = rows(11)
+    latent[0, 3, 5] = float("nan")
+    got, rope = unpack_pages(pack_pages(latent, k_rope, CacheFormat()), 128, 32, CacheFormat())
+    bad = torch.isnan(got)
+    assert bad[0, 3, :64].all()  # the group that shares its scale
+    assert bad.sum() == 64
+    assert torch.isfinite(rope).all()
