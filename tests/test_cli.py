@@ -195,6 +195,7 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["quantize", "nano", "-o", "out", "--num-sequences", "0"], "'0' is not a whole number"),
         (["quantize", "nano", "-o", "out", "--recipe", "absent.yaml"], "absent.yaml"),
         (["eval", "nano", "--unprotected", "--sinks", "4"], "--unprotected"),
+        (["eval", "nano", "--json", "absent/rows.json"], "absent/rows.json"),
         (["estimate", "nano", "--gpu-memory", "lots"], "'lots'"),
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),

@@ -207,6 +207,11 @@ def _eval(args: argparse.Namespace) -> int:
         "--unprotected keeps no token in bf16: drop it, or drop --sinks and --recent",
         UsageError,
     )
+    require(
+        args.json is None or (args.json.parent.is_dir() and not args.json.is_dir()),
+        f"cannot write rows to {args.json}: it must be a file in a folder that exists",
+        UsageError,
+    )
     request = EvaluationRequest(
         model=args.model,
         baseline=args.baseline,

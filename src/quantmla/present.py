@@ -41,7 +41,6 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Writes {"header": versions and GPUs, "rows": rows} as JSON, whole or not at all."""
     header = {"versions": versions(), "gpus": [gpu["name"] for gpu in gpus()]}
     text = json.dumps(_finite({"header": header, "rows": list(rows)}), indent=2) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
