@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import random_tokens
 
 from quantmla.arch import adapter_for
 from quantmla.capture.estimate import capture_cost
 from quantmla.capture.stream import CaptureSettings, captured_layers
 from quantmla.checkpoint.source import open_source
-from tiny import random_tokens
 
 
 @pytest.mark.parametrize("case", ["deepseek_v3", "longcat_flash"])

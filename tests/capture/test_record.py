@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import load, random_tokens
 
 from quantmla.capture.record import SINK, attentions, norm_eps, recording, unit_latent
 from quantmla.errors import UnsupportedModel
-from tiny import load, random_tokens
 
 
 class Interrupted(Exception):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import CASES, load, random_tokens, rewrite_tensors
 from torch import Tensor
 
 from quantmla.arch import adapter_for
@@ -16,7 +17,6 @@ from quantmla.checkpoint.source import open_source
 from quantmla.errors import QuantMLAError, UsageError
 from quantmla.mla.attention import attention_expanded, causal_mask
 from quantmla.mla.rope import to_interleaved
-from tiny import CASES, load, random_tokens, rewrite_tensors
 
 Folder = Callable[[str], Path]
 TENSORS = ("unit_latent_BSR", "k_rope_BSE", "q_content_BSNP", "q_rope_BSNE")

@@ -37,7 +37,9 @@ def round_up_to_half(x: Tensor) -> Tensor:
     return chosen.float().clamp(max=MAX_SCALE)
 
 
-def _scale_and_zero(x_TGc: Tensor, bits: int, rule: RangeRule, clip: float) -> tuple[Tensor, Tensor]:
+def _scale_and_zero(
+    x_TGc: Tensor, bits: int, rule: RangeRule, clip: float
+) -> tuple[Tensor, Tensor]:
     """Scale and zero point per group, each [T, G, 1]; differentiable in the scale under `paper`."""
     top_code = 2**bits - 1
     low, high = x_TGc.amin(-1, keepdim=True), x_TGc.amax(-1, keepdim=True)
@@ -46,9 +48,8 @@ def _scale_and_zero(x_TGc: Tensor, bits: int, rule: RangeRule, clip: float) -> t
     else:
         low, high = low.clamp(max=0), high.clamp(min=0)
         exact = (high - low) * clip / top_code
-        # the step up to float16 counts as a constant for gradients
-        scale = exact + (round_up_to_half(exact.detach()) - exact).detach()
-        scale = scale.clamp(min=MIN_SCALE)
+        # exactly the float16 value; the step up to it counts as a constant for gradients
+        scale = round_up_to_half(exact.detach()) + (exact - exact.detach())
         low = low * clip
     zero = torch.clamp(torch.round(-low / scale), 0, top_code)
     return scale, zero
@@ -80,10 +81,11 @@ def _round_straight_through(x: Tensor) -> Tensor:
 def fake_quantize(
     x_TC: Tensor, bits: int, groups: int, rule: RangeRule = "hold_zero", clip: float = 1.0
 ) -> Tensor:
-    """dequantize(quantize(x)) in x's dtype for float32 and float64; gradients pass through rounding.
+    """dequantize(quantize(x)) of float32 or float64 x; gradients pass through rounding.
 
-    In float32 the values equal the round trip exactly.
+    In float32 the values equal the round trip exactly; narrower dtypes could not hold them.
     """
+    assert x_TC.dtype in (torch.float32, torch.float64), f"{x_TC.dtype}: convert to float32 first"
     x = x_TC.unflatten(-1, (groups, -1))
     scale, zero = _scale_and_zero(x, bits, rule, clip)
     zero = zero.detach() if rule == "hold_zero" else _straight_zero(x, scale, bits)

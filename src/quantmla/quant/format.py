@@ -12,7 +12,7 @@ RangeRule = Literal["hold_zero", "paper"]
 VERSION = 1
 
 # Share of the min-max range of 64 rotated channels that minimises the mean square error: few codes
-# gain from clipping, from 4 bits on none do (docs/maths.md).
+# gain from clipping, from 4 bits on hardly any (docs/maths.md).
 CLIP_BY_BITS = {2: 0.7, 3: 0.9}
 
 
@@ -41,8 +41,12 @@ class CacheFormat:
         for name in ("content_bits", "rope_bits"):
             value = getattr(self, name)
             require(value in BITS, f"{name} {value!r} is not one of {BITS}", UsageError)
-        require(self.group_size >= 1, f"group_size {self.group_size} must be at least 1", UsageError)
-        require(self.rope_bands >= 1, f"rope_bands {self.rope_bands} must be at least 1", UsageError)
+        require(
+            self.group_size >= 1, f"group_size {self.group_size} must be at least 1", UsageError
+        )
+        require(
+            self.rope_bands >= 1, f"rope_bands {self.rope_bands} must be at least 1", UsageError
+        )
         require(
             self.rope_centring in ("page", "none"),
             f"rope_centring {self.rope_centring!r} is not one of ('page', 'none')",
@@ -58,7 +62,9 @@ class CacheFormat:
             require(0 < value <= 1, f"{name} {value!r} is not in (0, 1]", UsageError)
         require(self.page_size >= 1, f"page_size {self.page_size} must be at least 1", UsageError)
         require(
-            self.num_sink_tokens >= 0, f"num_sink_tokens {self.num_sink_tokens} is negative", UsageError
+            self.num_sink_tokens >= 0,
+            f"num_sink_tokens {self.num_sink_tokens} is negative",
+            UsageError,
         )
         require(
             self.recent_window is None or self.recent_window >= 0,
@@ -102,18 +108,29 @@ class CacheFormat:
     def from_json(data: dict[str, Any]) -> "CacheFormat":
         known = set(CacheFormat.__dataclass_fields__)
         unknown = sorted(set(data) - known)
-        require(not unknown, f"unknown keys in the cache format: {unknown}; known: {sorted(known)}", UsageError)
-        return CacheFormat(**data)
+        require(
+            not unknown,
+            f"unknown keys in the cache format: {unknown}; known: {sorted(known)}",
+            UsageError,
+        )
+        try:
+            return CacheFormat(**data)
+        except TypeError as error:
+            raise UsageError(f"cache format {data}: {error}") from None
 
 
 def parse_format(name: str, **changes: Any) -> CacheFormat:
-    """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; page centring for rope keys of 4 bits or less."""
+    """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; rope keys of 4 bits or less are centred."""
     match = re.fullmatch(r"(?:quantmla[_-])?c(\d+)r(\d+)", name.strip().lower())
     allowed = f"c<bits>r<bits> with bits of {BITS}, for example c4r4"
     require(match is not None, f"unknown cache format {name!r}: use {allowed}", UsageError)
     assert match is not None
     content, rope = int(match[1]), int(match[2])
-    require(content in BITS and rope in BITS, f"unknown cache format {name!r}: use {allowed}", UsageError)
+    require(
+        content in BITS and rope in BITS,
+        f"unknown cache format {name!r}: use {allowed}",
+        UsageError,
+    )
     centred = rope <= 4
     defaults: dict[str, Any] = {
         "content_bits": content,
@@ -127,7 +144,7 @@ def parse_format(name: str, **changes: Any) -> CacheFormat:
 
 
 def paper_format(name: str, **changes: Any) -> CacheFormat:
-    """The published quantiser: one rope group, no centring, ranges that need not hold 0, no clipping."""
+    """The published quantiser: one rope group, no centring or clipping, ranges need not hold 0."""
     paper: dict[str, Any] = {
         "rope_centring": "none",
         "rope_bands": 1,

@@ -31,9 +31,15 @@ def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tens
         UsageError,
     )
     for name, x in (("latent", latent_JLR), ("k_rope", k_rope_JLE)):
-        require(x.dtype == torch.bfloat16, f"{name} is {x.dtype}; the cache takes torch.bfloat16", UsageError)
+        require(
+            x.dtype == torch.bfloat16,
+            f"{name} is {x.dtype}; the cache takes torch.bfloat16",
+            UsageError,
+        )
     layout = page_layout(latent_JLR.shape[-1], k_rope_JLE.shape[-1], fmt)
-    pages = torch.zeros(latent_JLR.shape[0], layout.page_bytes, dtype=torch.uint8, device=latent_JLR.device)
+    pages = torch.zeros(
+        latent_JLR.shape[0], layout.page_bytes, dtype=torch.uint8, device=latent_JLR.device
+    )
     scales, zeros = [], []
 
     if fmt.content_bits == 16:
@@ -64,12 +70,15 @@ def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tens
     return pages
 
 
-def unpack_pages(pages_JY: Tensor, kv_lora_rank: int, qk_rope_head_dim: int, fmt: CacheFormat) -> tuple[Tensor, Tensor]:
+def unpack_pages(
+    pages_JY: Tensor, kv_lora_rank: int, qk_rope_head_dim: int, fmt: CacheFormat
+) -> tuple[Tensor, Tensor]:
     """Bytes to float32 rows: latent [J, L, R] and rope key [J, L, E]."""
     layout = page_layout(kv_lora_rank, qk_rope_head_dim, fmt)
     require(
         pages_JY.dtype == torch.uint8 and pages_JY.shape[-1] == layout.page_bytes,
-        f"pages are {pages_JY.dtype} of {pages_JY.shape[-1]} bytes; {fmt.name} needs uint8 of {layout.page_bytes}",
+        f"pages are {pages_JY.dtype} of {pages_JY.shape[-1]} bytes; "
+        f"{fmt.name} needs uint8 of {layout.page_bytes}",
         UsageError,
     )
     scale_JLG, zero_JLG = _metadata(pages_JY, layout, fmt.page_size)
@@ -79,13 +88,19 @@ def unpack_pages(pages_JY: Tensor, kv_lora_rank: int, qk_rope_head_dim: int, fmt
     else:
         groups = slice(0, layout.content_groups)
         latent = dequantize(
-            Quantized(unpack(content, fmt.content_bits), scale_JLG[..., groups], zero_JLG[..., groups])
+            Quantized(
+                unpack(content, fmt.content_bits), scale_JLG[..., groups], zero_JLG[..., groups]
+            )
         )
+    if qk_rope_head_dim == 0:
+        return latent, latent.new_zeros(*latent.shape[:2], 0)
     rope = pages_JY[:, layout.rope].unflatten(1, (fmt.page_size, layout.rope_row_bytes))
-    if fmt.rope_bits == 16 or layout.rope_groups == 0:
+    if fmt.rope_bits == 16:
         return latent, rope.contiguous().view(torch.bfloat16).float()
     groups = slice(layout.content_groups, None)
-    k_rope = dequantize(Quantized(unpack(rope, fmt.rope_bits), scale_JLG[..., groups], zero_JLG[..., groups]))
+    k_rope = dequantize(
+        Quantized(unpack(rope, fmt.rope_bits), scale_JLG[..., groups], zero_JLG[..., groups])
+    )
     if fmt.rope_centring == "page":
         mean = pages_JY[:, layout.mean].contiguous().view(torch.float16).float()
         k_rope = k_rope + mean[:, None, :]

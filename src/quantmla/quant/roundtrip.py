@@ -12,6 +12,8 @@ from quantmla.quant.affine import fake_quantize
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import content_groups, rope_groups
 
+MAX_MEAN = 65504.0  # largest float16
+
 
 def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
     """Latents as read back; differentiable. Leading dimensions may be more than one."""
@@ -22,11 +24,11 @@ def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
 
 
 def page_means(k_rope_JLE: Tensor) -> Tensor:
-    """Mean rope key of whole pages [J, E], rounded to float16 as stored.
+    """Mean rope key of whole pages [J, E], rounded to float16 as stored; finite.
 
     The sum is taken in float64, where it is exact for bf16 rows, so no order of summation matters.
     """
-    mean = k_rope_JLE.double().mean(dim=-2)
+    mean = k_rope_JLE.double().mean(dim=-2).clamp(-MAX_MEAN, MAX_MEAN)
     return mean.to(torch.float32).to(torch.float16).to(k_rope_JLE.dtype)
 
 
@@ -45,7 +47,11 @@ def read_rope(k_rope_TE: Tensor, fmt: CacheFormat) -> Tensor:
     whole = length // page * page
     parts = []
     if whole:
-        parts.append(_read_pages(k_rope_TE[..., :whole, :].unflatten(-2, (-1, page)), fmt, groups).flatten(-3, -2))
+        parts.append(
+            _read_pages(k_rope_TE[..., :whole, :].unflatten(-2, (-1, page)), fmt, groups).flatten(
+                -3, -2
+            )
+        )
     if whole < length:
         parts.append(_read_pages(k_rope_TE[..., whole:, :], fmt, groups))
     return torch.cat(parts, dim=-2) if parts else k_rope_TE
@@ -55,5 +61,7 @@ def _read_pages(k_rope_JLE: Tensor, fmt: CacheFormat, groups: int) -> Tensor:
     mean = page_means(k_rope_JLE).unsqueeze(-2)
     # fake_quantize computes in the input's dtype; the rounding of the mean carries no gradient
     true_mean = k_rope_JLE.mean(dim=-2, keepdim=True)
-    mean = true_mean + (mean - true_mean).detach()
-    return mean + fake_quantize(k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip)
+    mean = mean.detach() + (true_mean - true_mean.detach())
+    return mean + fake_quantize(
+        k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip
+    )
