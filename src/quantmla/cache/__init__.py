@@ -1,1 +1,1 @@
-"""A packed latent cache on the host side: which token is read how, and where its bytes lie."""
+"""Where the tokens of a sequence lie: packed pages, the bf16 window, and which is read how."""

@@ -15,7 +15,7 @@ CACHED_ROPE_ORDER: dict[str, RopeOrder] = {
     "youtu": "half",
     "mistral4": "half",
     "axk1": "half",
-    "kimi_linear": "half",
+    "kimi_linear": "interleaved",  # not rotated: pairs are as the weights have them
 }
 
 
