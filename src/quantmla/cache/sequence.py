@@ -114,10 +114,10 @@ def crop(seq: PackedSequence, length: int, fmt: CacheFormat) -> PackedSequence:
         length=length,
         packed=packed,
         pages=_first_pages(seq.pages, packed // fmt.page_size),
-        latent_TR=seq.latent_TR[:held],
-        k_rope_TE=seq.k_rope_TE[:held],
-        sink_latent_TR=seq.sink_latent_TR[:sinks],
-        sink_k_rope_TE=seq.sink_k_rope_TE[:sinks],
+        latent_TR=seq.latent_TR[:held].clone(),  # a slice would keep all rows alive
+        k_rope_TE=seq.k_rope_TE[:held].clone(),
+        sink_latent_TR=seq.sink_latent_TR[:sinks].clone(),
+        sink_k_rope_TE=seq.sink_k_rope_TE[:sinks].clone(),
     )
 
 

@@ -18,7 +18,7 @@ BLOCK_TOKENS = 256
 
 
 class BothForms(NamedTuple):
-    """Keys and values of one layer, float32, and the stored rope keys that pages are made of."""
+    """Keys and values of one layer, in the dtype to compute in, and the rope keys that were stored."""
 
     exact_key_BNTD: Tensor
     exact_value_BNTV: Tensor
@@ -33,13 +33,13 @@ RestoreRope = Callable[[Tensor], Tensor]  # stored rope keys to those that the q
 def attend(
     query_BNTD: Tensor, forms: BothForms, fmt: CacheFormat, scale: float, restore: RestoreRope
 ) -> Tensor:
-    """Attention outputs [B, N, T, V], float32; every query as decoding would have seen it."""
+    """Attention outputs [B, N, T, V]; every query as decoding would have seen it."""
     length = query_BNTD.shape[2]
     block = max(1, BLOCK_TOKENS // fmt.page_size) * fmt.page_size
     parts = []
     for start in range(0, length, block):
         stop = min(start + block, length)
-        query = query_BNTD[:, :, start:stop].float() * scale
+        query = query_BNTD[:, :, start:stop] * scale
         scores = query @ forms.read_key_BNTD[:, :, :stop].transpose(2, 3)
         if prefix_dependent(fmt, forms.stored_rope_BTE.shape[-1]):
             _own_page_scores(scores, query, forms, fmt, restore)
@@ -101,7 +101,7 @@ def _own_page_scores(
         n = rows.stop - rows.start
         query = query_BNSD[:, :, rows]
         content = query[..., :-width] @ forms.read_key_BNTD[:, :, keys, :-width].transpose(2, 3)
-        rope_BLKE = rope_BJLKE[:, j, :n, :n].float()
+        rope_BLKE = rope_BJLKE[:, j, :n, :n].to(query.dtype)
         rope = torch.einsum("bnle,blke->bnlk", query[..., -width:], rope_BLKE)
         scores_BNST[:, :, rows, keys] = content + rope
 

@@ -17,8 +17,9 @@ from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTrans
 def as_bf16(x: Tensor) -> Tensor:
     """Float32 rows that hold bf16 values."""
     require(
-        x.dtype in (torch.bfloat16, torch.float32),
-        f"the model caches {x.dtype}; a bf16 cache takes torch.bfloat16, or torch.float32 to be rounded",
+        x.dtype in (torch.bfloat16, torch.float32, torch.float64),
+        f"the model caches {x.dtype}; a bf16 cache takes torch.bfloat16, or torch.float32 and "
+        "torch.float64 to be rounded",
         UsageError,
     )
     return x.to(torch.bfloat16).float()

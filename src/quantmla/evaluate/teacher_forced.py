@@ -3,13 +3,14 @@
 Inside `teacher_forced` one forward pass without a cache gives, at every position, the logits that
 token-by-token decoding through the packed cache gives. Rows are rounded to bf16 first; then key k
 is exact for the query at position q (q + 1 tokens cached) iff it is a sink or
-k >= fmt.first_recent(q + 1), and otherwise as read back. The arithmetic after that is float32.
+k >= fmt.first_recent(q + 1), and otherwise as read back. Attention is then computed in float32 (float64 for float64 models).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -117,6 +118,10 @@ def _check_inputs(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         )
 
 
+def _widen(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class _Reader:
     """Stands between one attention's `expand_kv` and its attention function."""
 
@@ -141,7 +146,7 @@ class _Reader:
         def expand(rows_BTR: Tensor, rope_BTE: Tensor) -> tuple[Tensor, Tensor]:
             latents, ropes = self.stored.restore_latent(rows_BTR), self.stored.restore_rope(rope_BTE)
             key, value = self.expand(latents[:, None].to(like), ropes[:, None].to(like))
-            return key.float(), value.float()
+            return _widen(key), _widen(value)
 
         read = expand(read_content(stored_latent, self.fmt), read_rope(stored_rope, self.fmt))
         exact = read if self.fmt.recent_window is None else expand(stored_latent, stored_rope)
@@ -160,5 +165,5 @@ class _Reader:
         def restore(stored_rope: Tensor) -> Tensor:
             return self.stored.restore_rope(stored_rope).to(query.dtype)
 
-        out = attend(query, forms, self.fmt, scaling, restore)
+        out = attend(_widen(query), forms, self.fmt, scaling, restore)
         return out.transpose(1, 2).contiguous().to(query.dtype)

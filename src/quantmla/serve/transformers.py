@@ -5,7 +5,7 @@
 
 What attention sees: in a step of one token, every key as decode reads it (docs/flow.md). In a step
 of several tokens (a prompt, a part of one, drafts under verification) the new tokens see one another
-in bf16, and what was cached before as decode read it. A float32 model's rows are rounded to bf16
+in bf16, and what was cached before as decode read it. Rows of a float32 model are rounded to bf16
 when they are cached, because that is what the window holds; everything is returned in the model's
 dtype. B sequences, S new tokens, R latent channels, E rope channels.
 """
@@ -130,7 +130,8 @@ class QuantMLALayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Takes back -n tokens for n < 0; n > 0 is the length to keep, as older releases call it."""
-        removed = -tokens_to_remove if tokens_to_remove <= 0 else max(0, self.seen - tokens_to_remove)
+        asked = int(tokens_to_remove)  # some releases pass a tensor
+        removed = -asked if asked <= 0 else max(0, self.seen - asked)
         require(removed <= self.seen, f"cannot crop {removed} of {self.seen} tokens", UsageError)
         if self.paged is not None:
             self.paged.crop(removed)
@@ -172,8 +173,9 @@ class QuantMLALayer(CacheLayerMixin):
 def _check_states(key_states: Tensor, value_states: Tensor) -> None:
     for name, x in (("latent", key_states), ("rope key", value_states)):
         require(
-            x.dtype in (torch.bfloat16, torch.float32),
-            f"the {name} is {x.dtype}; QuantMLACache takes torch.bfloat16 or torch.float32 models",
+            x.dtype in (torch.bfloat16, torch.float32, torch.float64),
+            f"the {name} is {x.dtype}; QuantMLACache takes models in torch.bfloat16, torch.float32 "
+            "or torch.float64",
             UsageError,
         )
         require(
