@@ -58,7 +58,10 @@ def test_every_token_is_read_once_and_in_the_right_form(fmt, length):
     # independent of the cache: the round trip of every token, then the exact ones put back
     want = [read_content(latent[0].float(), fmt), read_rope(k_rope[0].float(), fmt)]
     if fmt.recent_window is not None:
-        exact = torch.arange(length) >= max(0, length - fmt.recent_window) // fmt.page_size * fmt.page_size
+        exact = (
+            torch.arange(length)
+            >= max(0, length - fmt.recent_window) // fmt.page_size * fmt.page_size
+        )
         exact |= torch.arange(length) < fmt.num_sink_tokens
         want = [
             torch.where(exact[:, None], plain[0].float(), read)
@@ -149,7 +152,9 @@ def test_formats_without_bytes_and_sizes_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="group_size"):
         PagedCache(parse_format("c4r4"), 96, E, batch=1)
     with pytest.raises(UsageError, match="batch of 2"):
-        PagedCache(parse_format("c4r4"), R, E, batch=1).append(*(x.expand(2, -1, -1) for x in rows(2)))
+        PagedCache(parse_format("c4r4"), R, E, batch=1).append(
+            *(x.expand(2, -1, -1) for x in rows(2))
+        )
 
 
 def test_pages_hold_what_is_read():

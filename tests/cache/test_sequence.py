@@ -34,7 +34,9 @@ def test_append_leaves_the_shorter_sequence_as_it_was():
 def test_crop_within_the_window_then_append_is_as_if_nothing_had_happened():
     whole = grown(60)
     cut = crop(whole, 50, FMT)
-    again = append(cut, whole.latent_TR[50 - whole.first :], whole.k_rope_TE[50 - whole.first :], FMT)
+    again = append(
+        cut, whole.latent_TR[50 - whole.first :], whole.k_rope_TE[50 - whole.first :], FMT
+    )
     assert again.length == 60
     assert torch.equal(again.latent_TR, whole.latent_TR)
     assert torch.equal(torch.cat(again.pages), torch.cat(whole.pages))

@@ -23,7 +23,9 @@ def inputs(length: int, fmt):
     def key(rope_rows):
         return torch.cat((rand(B, N, length, P), rope_rows[:, None].expand(-1, N, -1, -1)), dim=-1)
 
-    forms = BothForms(key(rope), rand(B, N, length, V), key(read_rope_rows), rand(B, N, length, V), rope)
+    forms = BothForms(
+        key(rope), rand(B, N, length, V), key(read_rope_rows), rand(B, N, length, V), rope
+    )
     return rand(B, N, length, P + E), forms
 
 
@@ -39,10 +41,14 @@ def by_definition(query, forms, fmt, scale):
             row = (forms.exact_key_BNTD if exact else forms.read_key_BNTD)[:, :, k].double()
             start = q // PAGE * PAGE
             if fmt.recent_window is None and k >= start:
-                then = read_rope(forms.stored_rope_BTE[:, start : q + 1], fmt)[:, k - start].double()
+                then = read_rope(forms.stored_rope_BTE[:, start : q + 1], fmt)[
+                    :, k - start
+                ].double()
                 row = torch.cat((row[..., :P], then[:, None].expand(-1, N, -1)), dim=-1)
             keys.append(row)
-            values.append((forms.exact_value_BNTV if exact else forms.read_value_BNTV)[:, :, k].double())
+            values.append(
+                (forms.exact_value_BNTV if exact else forms.read_value_BNTV)[:, :, k].double()
+            )
         scores = torch.einsum("bnd,kbnd->bnk", query[:, :, q].double(), torch.stack(keys)) * scale
         out[:, :, q] = torch.einsum("bnk,kbnv->bnv", scores.softmax(-1), torch.stack(values))
     return out

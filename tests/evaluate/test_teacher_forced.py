@@ -32,7 +32,9 @@ def forced(model, fmt, ids, transforms=None, **kwargs):
         return plain(model, ids, **kwargs)
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f"{f.name}-{f.num_sink_tokens}-{f.recent_window}")
+@pytest.mark.parametrize(
+    "fmt", FORMATS, ids=lambda f: f"{f.name}-{f.num_sink_tokens}-{f.recent_window}"
+)
 def test_equals_token_by_token_decoding_of_a_left_padded_batch(model, fmt):
     # float64: no row is tipped over to the next bf16 value by another order of sums
     model, length, pad = model.double(), 75, 9
@@ -73,7 +75,11 @@ def test_sixteen_bits_give_the_model_with_a_bf16_cache(model):
 def test_sixteen_bits_change_a_float32_model_by_bf16_rounding_only(model):
     ids = text(1, 50)
     error = (forced(model, parse_format("c16r16", **SMALL), ids) - plain(model, ids)).abs().max()
-    worse = (forced(model, parse_format("c4r4", **SMALL).unprotected(), ids) - plain(model, ids)).abs().max()
+    worse = (
+        (forced(model, parse_format("c4r4", **SMALL).unprotected(), ids) - plain(model, ids))
+        .abs()
+        .max()
+    )
     assert 0 < error < 0.1 * worse
 
 
@@ -84,7 +90,9 @@ def test_right_padded_rows_equal_rows_alone(model):
     mask[1, 40:] = 0
     both = forced(model, fmt, ids, attention_mask=mask)
     torch.testing.assert_close(both[:1], forced(model, fmt, ids[:1]), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(both[1:, :40], forced(model, fmt, ids[1:, :40]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        both[1:, :40], forced(model, fmt, ids[1:, :40]), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_everything_is_exact_while_it_fits_the_window(model):
@@ -125,7 +133,11 @@ def test_transforms_cost_nothing_without_quantising(model, online):
     transforms = {0: random_transform(online), 1: random_transform(online)}
     for fmt in (parse_format("c16r16", **SMALL), parse_format("c16r16", **SMALL).unprotected()):
         error = (forced(model, fmt, ids, transforms) - plain(model, ids)).abs().max()
-        rtn = (forced(model, parse_format("c4r4", **SMALL).unprotected(), ids) - plain(model, ids)).abs().max()
+        rtn = (
+            (forced(model, parse_format("c4r4", **SMALL).unprotected(), ids) - plain(model, ids))
+            .abs()
+            .max()
+        )
         assert error < 0.1 * rtn
 
 
@@ -159,10 +171,16 @@ def test_the_model_is_as_before_afterwards(model):
 def test_what_cannot_be_meant_is_refused(model):
     ids = text(1, 20)
     fmt = FORMATS[0]
-    with pytest.raises(UsageError, match=r"layers \[7\]"), teacher_forced(model, fmt, {7: random_transform(False)}):
+    with (
+        pytest.raises(UsageError, match=r"layers \[7\]"),
+        teacher_forced(model, fmt, {7: random_transform(False)}),
+    ):
         pass
     with teacher_forced(model, fmt):
-        with pytest.raises(UsageError, match="already under evaluation"), teacher_forced(model, fmt):
+        with (
+            pytest.raises(UsageError, match="already under evaluation"),
+            teacher_forced(model, fmt),
+        ):
             pass
         with pytest.raises(UsageError, match="reads no cache"):
             model(input_ids=ids, past_key_values=QuantMLACache(model.config, fmt))
@@ -170,12 +188,18 @@ def test_what_cannot_be_meant_is_refused(model):
             model(input_ids=ids, attention_mask=torch.tensor([[0] * 5 + [1] * 15]), use_cache=False)
     with pytest.raises(UsageError, match="float16"), teacher_forced(model.half(), fmt):
         plain(model, ids)
-    with pytest.raises(UnsupportedModel, match="no latent attention"), teacher_forced(torch.nn.Linear(2, 2), fmt):
+    with (
+        pytest.raises(UnsupportedModel, match="no latent attention"),
+        teacher_forced(torch.nn.Linear(2, 2), fmt),
+    ):
         pass
 
 
 def test_norm_weights_of_zero_are_refused(model):
     with torch.no_grad():
         model.model.layers[0].self_attn.kv_a_layernorm.weight[3] = 0
-    with pytest.raises(UsageError, match="zeros"), teacher_forced(model, FORMATS[0], {0: random_transform(False)}):
+    with (
+        pytest.raises(UsageError, match="zeros"),
+        teacher_forced(model, FORMATS[0], {0: random_transform(False)}),
+    ):
         pass

@@ -35,7 +35,9 @@ class PagedCache:
         self.fmt, self.kv_lora_rank, self.qk_rope_head_dim = fmt, kv_lora_rank, qk_rope_head_dim
         self.device = torch.device(device)
         self.keep_past = False  # True: rows of packed tokens stay until the next crop
-        self.sequences = [empty_sequence(kv_lora_rank, qk_rope_head_dim, self.device) for _ in range(batch)]
+        self.sequences = [
+            empty_sequence(kv_lora_rank, qk_rope_head_dim, self.device) for _ in range(batch)
+        ]
 
     @property
     def lengths(self) -> list[int]:
@@ -53,7 +55,9 @@ class PagedCache:
         )
         counts = [size] * batch if counts is None else counts
         self.sequences = [
-            append(seq, latent_BSR[b, size - n :], k_rope_BSE[b, size - n :], self.fmt, self.keep_past)
+            append(
+                seq, latent_BSR[b, size - n :], k_rope_BSE[b, size - n :], self.fmt, self.keep_past
+            )
             for b, (seq, n) in enumerate(zip(self.sequences, counts, strict=True))
         ]
 
@@ -96,12 +100,12 @@ class PagedCache:
         return torch.cat((none, *self.sequences[b].pages))
 
     def crop(self, tokens: int) -> None:
-        """Takes the last `tokens` off every sequence, and lets go of the past that was kept for it."""
+        """Takes the last `tokens` off every sequence, and lets go of the past kept for it."""
         cropped = [crop(seq, max(0, seq.length - tokens), self.fmt) for seq in self.sequences]
         self.sequences = [forget_past(seq) for seq in cropped]
 
     def select(self, indices: Sequence[int]) -> None:
-        """Sequence i becomes what sequence indices[i] was; those chosen twice share their memory."""
+        """Sequence i becomes what sequence indices[i] was; equal ones share their memory."""
         self.sequences = [self.sequences[i] for i in indices]
 
     def clear(self) -> None:
@@ -116,4 +120,3 @@ class PagedCache:
             for x in seq.tensors
         }
         return sum(storages.values())
-

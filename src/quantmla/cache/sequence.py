@@ -33,10 +33,18 @@ class PackedSequence:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that is allocated."""
-        return (*self.pages, self.latent_TR, self.k_rope_TE, self.sink_latent_TR, self.sink_k_rope_TE)
+        return (
+            *self.pages,
+            self.latent_TR,
+            self.k_rope_TE,
+            self.sink_latent_TR,
+            self.sink_k_rope_TE,
+        )
 
 
-def empty_sequence(kv_lora_rank: int, qk_rope_head_dim: int, device: torch.device) -> PackedSequence:
+def empty_sequence(
+    kv_lora_rank: int, qk_rope_head_dim: int, device: torch.device
+) -> PackedSequence:
     latent = torch.empty(0, kv_lora_rank, dtype=torch.bfloat16, device=device)
     k_rope = torch.empty(0, qk_rope_head_dim, dtype=torch.bfloat16, device=device)
     return PackedSequence(
@@ -59,11 +67,19 @@ def packed_tokens(fmt: CacheFormat, length: int) -> int:
 
 
 def append(
-    seq: PackedSequence, latent_TR: Tensor, k_rope_TE: Tensor, fmt: CacheFormat, keep_past: bool = False
+    seq: PackedSequence,
+    latent_TR: Tensor,
+    k_rope_TE: Tensor,
+    fmt: CacheFormat,
+    keep_past: bool = False,
 ) -> PackedSequence:
-    """The sequence with more tokens. `keep_past` keeps rows that were packed, so `crop` can undo."""
+    """The sequence with more tokens. `keep_past` keeps rows that were packed, for `crop`."""
     for name, x in (("latent", latent_TR), ("k_rope", k_rope_TE)):
-        require(x.dtype == torch.bfloat16, f"{name} is {x.dtype}; the cache takes torch.bfloat16", UsageError)
+        require(
+            x.dtype == torch.bfloat16,
+            f"{name} is {x.dtype}; the cache takes torch.bfloat16",
+            UsageError,
+        )
     length = seq.length + latent_TR.shape[0]
     latent = torch.cat((seq.latent_TR, latent_TR))
     k_rope = torch.cat((seq.k_rope_TE, k_rope_TE))
@@ -72,7 +88,9 @@ def append(
     if packed > seq.packed:
         ripe = slice(seq.packed - seq.first, packed - seq.first)
         shape = (-1, fmt.page_size)
-        pages += (pack_pages(latent[ripe].unflatten(0, shape), k_rope[ripe].unflatten(0, shape), fmt),)
+        pages += (
+            pack_pages(latent[ripe].unflatten(0, shape), k_rope[ripe].unflatten(0, shape), fmt),
+        )
     missing = max(0, fmt.num_sink_tokens - seq.length)
     grown = PackedSequence(
         length=length,
@@ -81,8 +99,12 @@ def append(
         pages=pages,
         latent_TR=latent,
         k_rope_TE=k_rope,
-        sink_latent_TR=torch.cat((seq.sink_latent_TR, latent_TR[:missing])) if missing else seq.sink_latent_TR,
-        sink_k_rope_TE=torch.cat((seq.sink_k_rope_TE, k_rope_TE[:missing])) if missing else seq.sink_k_rope_TE,
+        sink_latent_TR=torch.cat((seq.sink_latent_TR, latent_TR[:missing]))
+        if missing
+        else seq.sink_latent_TR,
+        sink_k_rope_TE=torch.cat((seq.sink_k_rope_TE, k_rope_TE[:missing]))
+        if missing
+        else seq.sink_k_rope_TE,
     )
     return grown if keep_past else forget_past(grown)
 
@@ -94,18 +116,22 @@ def forget_past(seq: PackedSequence) -> PackedSequence:
         return seq
     # cloned: a slice would keep the whole chunk alive
     return replace(
-        seq, first=seq.packed, latent_TR=seq.latent_TR[drop:].clone(), k_rope_TE=seq.k_rope_TE[drop:].clone()
+        seq,
+        first=seq.packed,
+        latent_TR=seq.latent_TR[drop:].clone(),
+        k_rope_TE=seq.k_rope_TE[drop:].clone(),
     )
 
 
 def crop(seq: PackedSequence, length: int, fmt: CacheFormat) -> PackedSequence:
-    """The sequence as it was with its first `length` tokens; refuses when bf16 rows it needs are gone."""
+    """The sequence as it was with its first `length` tokens, if the bf16 rows it needs are left."""
     require(0 <= length <= seq.length, f"cannot crop {seq.length} tokens to {length}", UsageError)
     packed = packed_tokens(fmt, length)
     require(
         packed >= seq.first,
-        f"cropping {seq.length} tokens to {length} needs bf16 rows from token {packed} on, and those before "
-        f"{seq.first} are packed: call activate_past_recording() before appending what may be undone",
+        f"cropping {seq.length} tokens to {length} needs bf16 rows from token {packed} on, and those "
+        f"before {seq.first} are packed: keep the past (activate_past_recording) before appending "
+        "what may be undone",
         UsageError,
     )
     held, sinks = length - seq.first, min(length, fmt.num_sink_tokens)
@@ -132,7 +158,7 @@ def _first_pages(pages: tuple[Tensor, ...], count: int) -> tuple[Tensor, ...]:
 
 
 def read_unpacked(seq: PackedSequence, fmt: CacheFormat) -> tuple[Tensor, Tensor]:
-    """Tokens [packed, length) as decode sees them, float32: exact, or quantised when unprotected."""
+    """Tokens [packed, length) as decode sees them, float32; quantised when unprotected."""
     at = seq.packed - seq.first
     latent, k_rope = seq.latent_TR[at:].float(), seq.k_rope_TE[at:].float()
     if fmt.recent_window is not None or not len(latent):

@@ -8,7 +8,7 @@ from torch import nn
 
 from quantmla.errors import UsageError, require
 from quantmla.evaluate.perplexity import Progress, TextResult, measure_text, token_windows
-from quantmla.evaluate.retrieval import KINDS, Kind, make_needles, measure_recall
+from quantmla.evaluate.retrieval import KINDS, Kind, Needle, make_needles, measure_recall
 from quantmla.evaluate.table import Row
 from quantmla.evaluate.teacher_forced import latent_attentions
 from quantmla.evaluate.variant import Variant, require_equal_protection
@@ -53,6 +53,19 @@ def bytes_per_token(model: nn.Module, variant: Variant) -> float:
     return sum(page_layout(*size, fmt).page_bytes for size in sizes) / fmt.page_size / len(sizes)
 
 
+def _needles(tokenizer: Any, text: str, settings: Settings) -> list[Needle]:
+    if settings.needles == 0:
+        return []
+    return make_needles(
+        tokenizer,
+        text,
+        context=settings.needle_context,
+        count=settings.needles,
+        kinds=settings.kinds,
+        seed=settings.seed,
+    )
+
+
 def measure(
     base_model: nn.Module,
     tokenizer: Any,
@@ -65,14 +78,7 @@ def measure(
     every = [BASELINE, *variants]
     require_equal_protection(every)
     windows = token_windows(tokenizer, text, settings.context, settings.limit)
-    needles = make_needles(
-        tokenizer,
-        text,
-        context=settings.needle_context,
-        count=settings.needles,
-        kinds=settings.kinds,
-        seed=settings.seed,
-    ) if settings.needles else []  # fmt: skip
+    needles = _needles(tokenizer, text, settings)
     texts = measure_text(base_model, every, windows, progress)
     recalls = measure_recall(base_model, every, needles, progress)
     sizes = [bytes_per_token(base_model, variant) for variant in every]

@@ -106,6 +106,8 @@ def by_context(sequences: Sequence[TokenMeasures]) -> tuple[Bucket, ...]:
     longest = max(len(s.nll_S) for s in sequences)
     buckets = []
     for first, end in bucket_edges(longest):
-        parts = [TokenMeasures(*(x[first:end] for x in s)) for s in sequences if len(s.nll_S) > first]
+        parts = [
+            TokenMeasures(*(x[first:end] for x in s)) for s in sequences if len(s.nll_S) > first
+        ]
         buckets.append(Bucket(first=first, end=end, divergence=summarize(parts)))
     return tuple(buckets)

@@ -18,7 +18,7 @@ BLOCK_TOKENS = 256
 
 
 class BothForms(NamedTuple):
-    """Keys and values of one layer, in the dtype to compute in, and the rope keys that were stored."""
+    """Keys and values of one layer, in the dtype to compute in, and the stored rope keys."""
 
     exact_key_BNTD: Tensor
     exact_value_BNTV: Tensor
@@ -53,7 +53,9 @@ def prefix_dependent(fmt: CacheFormat, rope_channels: int) -> bool:
     return centred and fmt.recent_window is None
 
 
-def _block_output(scores_BNST: Tensor, query_BNSD: Tensor, forms: BothForms, fmt: CacheFormat) -> Tensor:
+def _block_output(
+    scores_BNST: Tensor, query_BNSD: Tensor, forms: BothForms, fmt: CacheFormat
+) -> Tensor:
     size, stop = scores_BNST.shape[2:]
     start, device = stop - size, scores_BNST.device
     queries = torch.arange(start, stop, device=device)
@@ -89,7 +91,11 @@ def _exact_columns(
 
 
 def _own_page_scores(
-    scores_BNST: Tensor, query_BNSD: Tensor, forms: BothForms, fmt: CacheFormat, restore: RestoreRope
+    scores_BNST: Tensor,
+    query_BNSD: Tensor,
+    forms: BothForms,
+    fmt: CacheFormat,
+    restore: RestoreRope,
 ) -> None:
     """Replaces the scores of keys in the query's own page by those of the page as it was then."""
     size, stop = scores_BNST.shape[2:]

@@ -20,9 +20,7 @@ from quantmla.evaluate.divergence import (
     compare_logits,
     summarize,
 )
-from quantmla.evaluate.teacher_forced import Transforms
 from quantmla.evaluate.variant import Variant, logits
-from quantmla.quant.format import CacheFormat
 
 Progress = Callable[[str, int, int], None]  # what is running, done, of
 
@@ -51,7 +49,9 @@ def beginning_ids(tokenizer: Any) -> list[int]:
     return []
 
 
-def token_windows(tokenizer: Any, text: str, context: int, limit: int | None = None) -> list[Tensor]:
+def token_windows(
+    tokenizer: Any, text: str, context: int, limit: int | None = None
+) -> list[Tensor]:
     """Consecutive windows of `context` tokens, [1, context] each; at most `limit`.
 
     Every window begins as a text does for this tokenizer. A rest shorter than a window is left out.
@@ -64,7 +64,8 @@ def token_windows(tokenizer: Any, text: str, context: int, limit: int | None = N
     count = len(ids) // step
     require(
         count >= 1,
-        f"the text has {len(ids)} tokens, fewer than one window of {step}: lower the context or give more text",
+        f"the text has {len(ids)} tokens, fewer than one window of {step}: lower the context "
+        "or give more text",
         UsageError,
     )
     count = count if limit is None else min(count, limit)
@@ -92,17 +93,12 @@ def measure_text(
 
 
 def evaluate_text(
-    model: nn.Module,
+    base: nn.Module,
     tokenizer: Any,
     text: str,
-    fmt: CacheFormat,
-    transforms: Transforms | None = None,
-    *,
-    baseline: nn.Module | None = None,
+    variant: Variant,
     context: int = 2048,
     limit: int | None = None,
 ) -> TextResult:
-    """One model read through one cache format, against `baseline` (default: itself, unquantised)."""
-    windows = token_windows(tokenizer, text, context, limit)
-    variant = Variant(name=fmt.name, model=model, fmt=fmt, transforms=transforms)
-    return measure_text(baseline or model, [variant], windows)[0]
+    """One variant against the unquantised `base`; at most `limit` windows of `context` tokens."""
+    return measure_text(base, [variant], token_windows(tokenizer, text, context, limit))[0]

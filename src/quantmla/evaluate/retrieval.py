@@ -35,8 +35,14 @@ class Needle(NamedTuple):
 
 def key_words(text: str) -> list[str]:
     """Lower-case words of 4 to 10 letters, sorted."""
-    words = {w for w in text.split() if 4 <= len(w) <= 10 and w.isascii() and w.isalpha() and w.islower()}
-    require(len(words) >= 16, f"the text has {len(words)} usable words for keys; 16 are needed", UsageError)
+    words = {
+        w for w in text.split() if 4 <= len(w) <= 10 and w.isascii() and w.isalpha() and w.islower()
+    }
+    require(
+        len(words) >= 16,
+        f"the text has {len(words)} usable words for keys; 16 are needed",
+        UsageError,
+    )
     return sorted(words)
 
 
@@ -75,10 +81,11 @@ class _Maker(NamedTuple):
         start = self.rng.randrange(max(1, len(self.haystack) - body))
         row = self.haystack[start : start + body]
         far = min(MIN_DISTANCE, self.context // 2)
-        latest = self.context - far - len(answer) - len(begin) - len(fact)
+        latest = min(self.context - far - len(answer) - len(begin), body) - len(fact)
         require(
             len(row) == body and latest > 0,
-            f"context {self.context} or the text ({len(self.haystack)} tokens) is too short for needles",
+            f"context {self.context} or the text ({len(self.haystack)} tokens) is too short "
+            "for needles",
             UsageError,
         )
         at = self.rng.randrange(latest)

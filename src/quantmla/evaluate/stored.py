@@ -62,7 +62,7 @@ class StoredCoordinates:
 def coordinates(
     order: RopeOrder, transform: LayerTransform | None, norm_R: Tensor
 ) -> StoredCoordinates:
-    """Coordinates on `norm_R`'s device in float32; refuses a norm weight that cannot be divided out."""
+    """Coordinates on `norm_R`'s device in float32; refuses norm weights that hold zeros."""
     if transform is None:
         return StoredCoordinates(order)
     require(

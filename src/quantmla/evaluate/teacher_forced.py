@@ -3,7 +3,8 @@
 Inside `teacher_forced` one forward pass without a cache gives, at every position, the logits that
 token-by-token decoding through the packed cache gives. Rows are rounded to bf16 first; then key k
 is exact for the query at position q (q + 1 tokens cached) iff it is a sink or
-k >= fmt.first_recent(q + 1), and otherwise as read back. Attention is then computed in float32 (float64 for float64 models).
+k >= fmt.first_recent(q + 1), and otherwise as read back. Attention is then computed in float32
+(float64 for float64 models).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,12 +41,16 @@ def latent_attentions(model: nn.Module) -> dict[int, nn.Module]:
         UnsupportedModel,
     )
     sparse = [index for index, module in found.items() if hasattr(module, "indexer")]
-    require(not sparse, f"layers {sparse} select keys by an indexer, which is not handled", UnsupportedModel)
+    require(
+        not sparse,
+        f"layers {sparse} select keys by an indexer, which is not handled",
+        UnsupportedModel,
+    )
     return dict(sorted(found.items()))
 
 
 def norm_weight(module: nn.Module) -> Tensor:
-    """What the unit latent is multiplied by before it is cached: norm weight times the family's factor."""
+    """What unit latents are multiplied by before the cache: norm weight times a family's factor."""
     factor = float(getattr(module, "mla_scale_kv_lora", 1.0))
     return module.kv_a_layernorm.weight.detach().float() * factor  # type: ignore[union-attr, return-value, operator]
 
@@ -68,12 +73,18 @@ def teacher_forced(
     """
     layers = latent_attentions(model)
     unknown = sorted(set(transforms or {}) - set(layers))
-    require(not unknown, f"transforms for layers {unknown}; the model has {sorted(layers)}", UsageError)
+    require(
+        not unknown, f"transforms for layers {unknown}; the model has {sorted(layers)}", UsageError
+    )
     nested = [index for index, module in layers.items() if "expand_kv" in vars(module)]
-    require(not nested, f"layers {nested} are already under evaluation; leave that first", UsageError)
+    require(
+        not nested, f"layers {nested} are already under evaluation; leave that first", UsageError
+    )
     order = rope_order or cached_rope_order(next(iter(layers.values())).config)
     readers = {
-        module: _Reader(module, fmt, coordinates(order, (transforms or {}).get(index), norm_weight(module)))
+        module: _Reader(
+            module, fmt, coordinates(order, (transforms or {}).get(index), norm_weight(module))
+        )
         for index, module in layers.items()
     }
     name = f"quantmla_teacher_forced_{id(readers)}"
@@ -94,7 +105,8 @@ def teacher_forced(
         stack.callback(hook.remove)
         for reader in readers.values():
             stack.enter_context(reader)
-        for config in {id(m.config): m.config for m in layers.values()}.values():
+        configs: dict[int, Any] = {id(m.config): m.config for m in layers.values()}
+        for config in configs.values():
             stack.callback(setattr, config, "_attn_implementation", config._attn_implementation)
             config._attn_implementation = name
         ALL_ATTENTION_FUNCTIONS[name] = attention
@@ -113,7 +125,8 @@ def _check_inputs(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     if mask is not None:
         require(
             mask.ndim == 2 and bool((mask[:, 0] != 0).all()),
-            "teacher-forced evaluation takes right-padded batches: attention_mask must be 2-D and begin with 1",
+            "teacher-forced evaluation takes right-padded batches: attention_mask must be 2-D "
+            "and begin with 1",
             UsageError,
         )
 
@@ -144,7 +157,10 @@ class _Reader:
         stored_rope = self.stored.store_rope(k_rot[:, 0])
 
         def expand(rows_BTR: Tensor, rope_BTE: Tensor) -> tuple[Tensor, Tensor]:
-            latents, ropes = self.stored.restore_latent(rows_BTR), self.stored.restore_rope(rope_BTE)
+            latents, ropes = (
+                self.stored.restore_latent(rows_BTR),
+                self.stored.restore_rope(rope_BTE),
+            )
             key, value = self.expand(latents[:, None].to(like), ropes[:, None].to(like))
             return _widen(key), _widen(value)
 

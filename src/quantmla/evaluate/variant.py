@@ -29,7 +29,8 @@ def require_equal_protection(variants: list[Variant]) -> None:
     seen = {(v.fmt.num_sink_tokens, v.fmt.recent_window) for v in variants if v.fmt is not None}
     require(
         len(seen) <= 1,
-        f"variants with unequal protection cannot be compared: (sinks, recent) are {sorted(seen, key=str)}",
+        "variants with unequal protection cannot be compared: (sinks, recent) are "
+        f"{sorted(seen, key=str)}",
         UsageError,
     )
 

@@ -1,11 +1,11 @@
 """`QuantMLACache`: the packed latent cache as a `Cache` of transformers (5.15 and later).
 
-    cache = QuantMLACache(model.config, parse_format("c4r4"), attention_mask=inputs["attention_mask"])
+    cache = QuantMLACache(model.config, parse_format("c4r4"), inputs["attention_mask"])
     model.generate(**inputs, past_key_values=cache)
 
 What attention sees: in a step of one token, every key as decode reads it (docs/flow.md). In a step
-of several tokens (a prompt, a part of one, drafts under verification) the new tokens see one another
-in bf16, and what was cached before as decode read it. Rows of a float32 model are rounded to bf16
+of several tokens (a prompt, a part of one, drafts under verification) the new tokens see one
+another in bf16, and what was cached before as decode read it. Rows of a float32 model are rounded to bf16
 when they are cached, because that is what the window holds; everything is returned in the model's
 dtype. B sequences, S new tokens, R latent channels, E rope channels.
 """
@@ -47,7 +47,9 @@ class QuantMLALayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, fmt: CacheFormat, rope_order: RopeOrder, padding: Sequence[int] | None = None):
+    def __init__(
+        self, fmt: CacheFormat, rope_order: RopeOrder, padding: Sequence[int] | None = None
+    ):
         super().__init__()
         self.fmt, self.rope_order = fmt, rope_order
         self.padding = None if padding is None else list(padding)
@@ -100,7 +102,9 @@ class QuantMLALayer(CacheLayerMixin):
         latent, k_rope = self.paged.read()
         missing = self.seen - latent.shape[1]  # a whole batch that begins with padding
         latent, k_rope = (torch.nn.functional.pad(x, (0, 0, missing, 0)) for x in (latent, k_rope))
-        return latent[:, None].to(dtype), from_interleaved(k_rope, self.rope_order)[:, None].to(dtype)
+        return latent[:, None].to(dtype), from_interleaved(k_rope, self.rope_order)[:, None].to(
+            dtype
+        )
 
     def _check_positions(self, kwargs: Mapping[str, Any]) -> None:
         """Without a mask, positions that begin late in a row betray left padding."""
@@ -125,11 +129,11 @@ class QuantMLALayer(CacheLayerMixin):
         return -1
 
     def activate_past_recording(self) -> None:
-        """From now on the bf16 rows of packed tokens stay until the next crop, which may need them."""
+        """From now on bf16 rows of packed tokens stay until the next crop, which may need them."""
         self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Takes back -n tokens for n < 0; n > 0 is the length to keep, as older releases call it."""
+        """Takes back -n tokens for n < 0; n > 0 is the length to keep, as older releases say."""
         asked = int(tokens_to_remove)  # some releases pass a tensor
         removed = -asked if asked <= 0 else max(0, self.seen - asked)
         require(removed <= self.seen, f"cannot crop {removed} of {self.seen} tokens", UsageError)
@@ -214,12 +218,22 @@ class QuantMLACache(Cache):
         padding = left_padding(attention_mask)
         stock = DynamicCache(config=text).layers
         sparse = [i for i, layer in enumerate(stock) if hasattr(layer, "update_indexer")]
-        require(not sparse, f"layers {sparse} select keys by an indexer, which is not handled", UnsupportedModel)
+        require(
+            not sparse,
+            f"layers {sparse} select keys by an indexer, which is not handled",
+            UnsupportedModel,
+        )
         unknown = sorted(set(skip_layers) - set(range(len(stock))))
-        require(not unknown, f"skip_layers {unknown} do not exist; the model has {len(stock)}", UsageError)
+        require(
+            not unknown,
+            f"skip_layers {unknown} do not exist; the model has {len(stock)}",
+            UsageError,
+        )
         super().__init__(
             layers=[
-                QuantMLALayer(fmt, order, padding) if type(layer) is DynamicLayer and i not in skip_layers else layer
+                QuantMLALayer(fmt, order, padding)
+                if type(layer) is DynamicLayer and i not in skip_layers
+                else layer
                 for i, layer in enumerate(stock)
             ]
         )
@@ -228,11 +242,16 @@ class QuantMLACache(Cache):
     def from_config(cls, config: Any, attention_mask: Tensor | None = None) -> "QuantMLACache":
         """The cache that a fused checkpoint's own config.json asks for under `quantmla_config`."""
         data = getattr(config, CONFIG_KEY, None)
-        require(isinstance(data, Mapping), f"config.json has no {CONFIG_KEY}: the model is not fused", UsageError)
+        require(
+            isinstance(data, Mapping),
+            f"config.json has no {CONFIG_KEY}: the model is not fused",
+            UsageError,
+        )
         assert isinstance(data, Mapping)
         require(
             data.get("version") == CONFIG_VERSION,
-            f"{CONFIG_KEY} version {data.get('version')!r} is not {CONFIG_VERSION}, the one this release reads",
+            f"{CONFIG_KEY} version {data.get('version')!r} is not {CONFIG_VERSION}, "
+            "the one this release reads",
             UsageError,
         )
         fmt = CacheFormat.from_json(dict(data["format"]))
@@ -240,4 +259,6 @@ class QuantMLACache(Cache):
 
     def allocated_bytes(self) -> int:
         """Memory of all packed layers."""
-        return sum(layer.allocated_bytes() for layer in self.layers if isinstance(layer, QuantMLALayer))
+        return sum(
+            layer.allocated_bytes() for layer in self.layers if isinstance(layer, QuantMLALayer)
+        )
