@@ -23,13 +23,18 @@ def _plane(x_J: Tensor) -> Tensor:
     return _bytes(x_J).flatten(1)
 
 
-def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tensor:
-    """bf16 rows of complete pages to bytes, uint8 [J, Y]; padding bytes are 0."""
+def require_byte_layout(fmt: CacheFormat) -> None:
+    """Refuses formats that can be simulated only: their pages have no bytes."""
     require(
         fmt.range_rule == "hold_zero",
         f"range_rule {fmt.range_rule!r} has no byte layout: only 'hold_zero' has",
         UsageError,
     )
+
+
+def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tensor:
+    """bf16 rows of complete pages to bytes, uint8 [J, Y]; padding bytes are 0."""
+    require_byte_layout(fmt)
     for name, x in (("latent", latent_JLR), ("k_rope", k_rope_JLE)):
         require(
             x.dtype == torch.bfloat16,
