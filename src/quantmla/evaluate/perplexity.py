@@ -40,7 +40,7 @@ def default_text() -> str:
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text of any length, without special ones and without a warning about its length."""
+    """Tokens of a text of any length, none of them special, and no warning about the length."""
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
