@@ -198,7 +198,8 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from quantmla import pipeline, present
+    from quantmla import present
+    from quantmla.evaluation import evaluate
     from quantmla.recipe import EvaluationRequest
 
     protected = args.sinks is not None or args.recent is not None
@@ -225,7 +226,7 @@ def _eval(args: argparse.Namespace) -> int:
         limit=args.limit,
         device=args.device or "auto",
     )
-    rows = pipeline.evaluate(request, progress=True)
+    rows = evaluate(request, progress=True)
     if args.json is not None:
         present.write_rows(args.json, rows)
     present.show_rows(rows)
@@ -253,8 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except QuantMLAError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as stop:
+        return _fail(str(stop) or "interrupted", INTERRUPTED)
     except Exception as error:
         if not _disk_is_full(error):
             raise

@@ -27,12 +27,12 @@ class Model(_Part):
 
 
 class Calibration(_Part):
-    """What the learner sees. Lengths are in tokens."""
+    """What the learner sees; amounts of None are the method's own. Lengths are in tokens."""
 
     text: str | None = None  # a file; None: the packaged calibration text
-    num_sequences: int = Field(default=32, ge=1)
-    sequence_length: int = Field(default=2048, ge=64)
-    held_out_sequences: int = Field(default=8, ge=1)  # choose the checkpoint; never learned from
+    num_sequences: int | None = Field(default=None, ge=1)
+    sequence_length: int | None = Field(default=None, ge=64)
+    held_out_sequences: int | None = Field(default=None, ge=1)  # to choose by, never learned from
     seed: int = Field(default=0, ge=0)
     device: str = "auto"  # auto: a GPU where there is one, else the CPU
 
@@ -123,6 +123,13 @@ def with_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             part, key = dotted.split(".")
             data[part][key] = value
     return recipe_from(data)
+
+
+def resolved(recipe: Recipe, amounts: Mapping[str, int]) -> Recipe:
+    """The recipe with every calibration amount decided: its own, else the method's."""
+    calibration = recipe.calibration
+    missing = {k: v for k, v in amounts.items() if getattr(calibration, k) is None}
+    return with_changes(recipe, {f"calibration.{k}": v for k, v in missing.items()})
 
 
 def load_recipe(path: Path) -> Recipe:

@@ -16,7 +16,7 @@ from quantmla.objective import (
     attention_output,
     output_loss,
     positional_energy,
-    query_moments,
+    summarize_queries,
 )
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import (
@@ -130,13 +130,13 @@ def held_out_errors(
             layer.weights, x._replace(unit_latent_BSR=latent), layer.softmax_scale
         )
         rope = attention_output(layer.weights, x._replace(k_rope_BSE=key), layer.softmax_scale)
-        moments = query_moments(x.q_rope_BSNE)
+        queries = summarize_queries(x.q_rope_BSNE)
         parts = (
             (content - target).square().sum(),
             (rope - target).square().sum(),
             target.square().sum(),
-            positional_energy(x.k_rope_BSE - key, moments, row_centred=True),
-            positional_energy(x.k_rope_BSE, moments, row_centred=True),
+            positional_energy(x.k_rope_BSE - key, queries, row_centred=True),
+            positional_energy(x.k_rope_BSE, queries, row_centred=True),
         )
         sums += torch.stack(parts).double().cpu()
     content_sum, rope_sum, target_sum, score_sum, key_sum = sums.clamp(min=1e-30).tolist()

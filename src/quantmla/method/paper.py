@@ -13,13 +13,14 @@ from torch import Tensor
 from quantmla.method.layer import Fitted, Layer, Validation, content_output_loss, off_device
 from quantmla.method.optimize import Schedule, minimize
 from quantmla.method.rope_learning import ALPHAS, RopeLearning, learn_rope
-from quantmla.method.statistics import MAX_LOG_SCALE, content_log_scale
+from quantmla.method.statistics import MAX_LOG_SCALE, content_magnitudes, log_scales
 from quantmla.objective import attention_output, output_loss
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import ContentTransform, LayerTransform, identity, read_unit_latent
 from quantmla.transform.orthogonal import cayley
 
 PUBLISHED_FORMAT = True
+CALIBRATION = {"num_sequences": 128, "held_out_sequences": 32, "sequence_length": 2048}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,12 @@ class Options:
     angle_rate: float = 1e-3
     gain_rate: float = 1e-3
     anchor: float = 1e-4  # pull to the initial values; its form is ours, mean squares
+
+
+def why_not_fused(fmt: CacheFormat) -> str | None:
+    """None: the transform folds into the weights in every format."""
+    del fmt
+    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:
@@ -66,8 +73,10 @@ def _fit_content(
     rank, device = len(layer.weights.norm_R), layer.device
     eye = torch.eye(rank, device=device)
 
+    magnitude_R = content_magnitudes(layer.train).to(device)
+
     def start(alpha: float) -> Tensor:
-        return content_log_scale(layer.train, alpha).to(device)
+        return log_scales(magnitude_R, alpha)
 
     initial_R = start(
         min(

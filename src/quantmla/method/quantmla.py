@@ -21,6 +21,7 @@ from quantmla.transform.layer import ContentTransform, LayerTransform, identity,
 from quantmla.transform.orthogonal import cayley
 
 PUBLISHED_FORMAT = False
+CALIBRATION = {"num_sequences": 32, "held_out_sequences": 8, "sequence_length": 1024}
 RIDGE = 1e-6  # of the unit-trace gram, so that it has a Cholesky factor
 
 
@@ -39,6 +40,12 @@ class Options:
     angle_rate: float = 2e-2
     gain_rate: float = 1e-2
     batch_size: int = 2  # sequences, where an attention runs
+
+
+def why_not_fused(fmt: CacheFormat) -> str | None:
+    """None: the transform folds into the weights in every format."""
+    del fmt
+    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:

@@ -14,11 +14,19 @@ from quantmla.transform.layer import ContentTransform, LayerTransform, identity
 from quantmla.transform.orthogonal import hadamard
 
 PUBLISHED_FORMAT = True
+CALIBRATION = {"num_sequences": 1, "held_out_sequences": 1, "sequence_length": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """None."""
+
+
+def why_not_fused(fmt: CacheFormat) -> str | None:
+    """The rope rotation acts after RoPE; only with rope keys in bf16 there is none."""
+    if fmt.rope_bits == 16:
+        return None
+    return "its rope rotation acts after RoPE, where no weights are; use it in eval"
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quantmla.method.layer import Layer, Validation
 from quantmla.method.optimize import Schedule, minimize
-from quantmla.method.statistics import MAX_LOG_SCALE, rope_log_gain
-from quantmla.objective import Activations, positional_loss, query_moments
+from quantmla.method.statistics import MAX_LOG_SCALE, log_scales, rope_magnitudes
+from quantmla.objective import Queries, positional_loss, summarize_queries
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.roundtrip import read_rope
 from quantmla.transform.layer import RopeTransform
@@ -36,21 +36,26 @@ def learn_rope(
 ) -> tuple[RopeTransform, tuple[Validation, ...]]:
     """Starts from the best statistical gains, keeps the best held-out step."""
 
-    def loss_of(rope: RopeTransform, x: Activations) -> Tensor:
-        read = rope.invert_key(read_rope(rope.apply_key(x.k_rope_BSE), fmt))
-        moments = query_moments(x.q_rope_BSNE)
+    def loss_of(rope: RopeTransform, k_rope_BSE: Tensor, queries: Queries) -> Tensor:
+        read = rope.invert_key(read_rope(rope.apply_key(k_rope_BSE), fmt))
         return positional_loss(
-            x.k_rope_BSE - read, x.k_rope_BSE, moments, row_centred=learning.row_centred
+            k_rope_BSE - read, k_rope_BSE, queries, row_centred=learning.row_centred
         )
+
+    held = [
+        (x.k_rope_BSE, summarize_queries(x.q_rope_BSNE))
+        for x in layer.batches(layer.held_out, learning.batch_size)
+    ]
 
     @torch.no_grad()
     def held_out(rope: RopeTransform) -> float:
-        batches = layer.batches(layer.held_out, learning.batch_size)
-        losses = [loss_of(rope, x).item() for x in batches]
+        losses = [loss_of(rope, key, queries).item() for key, queries in held]
         return sum(losses) / len(losses)
 
+    magnitude_F = rope_magnitudes(layer.train).to(layer.device)
+
     def start(alpha: float) -> Tensor:
-        return rope_log_gain(layer.train, alpha).to(layer.device)
+        return log_scales(magnitude_F, alpha)
 
     def scaled(alpha: float) -> RopeTransform:
         return RopeTransform(torch.zeros_like(start(alpha)), start(alpha).exp())
@@ -65,7 +70,9 @@ def learn_rope(
     def loss(step: int) -> Tensor:
         rows = torch.randperm(len(layer.train), generator=generator)[: learning.batch_size]
         pull = angle_F.square().mean() + (log_gain_F - initial_F).square().mean()
-        return loss_of(transform(), layer.batch(layer.train, rows)) + learning.anchor * pull
+        x = layer.batch(layer.train, rows)
+        fault = loss_of(transform(), x.k_rope_BSE, summarize_queries(x.q_rope_BSNE))
+        return fault + learning.anchor * pull
 
     rates = [(angle_F, learning.angle_rate), (log_gain_F, learning.gain_rate)]
     curve = minimize(rates, loss, lambda: held_out(transform()), Schedule(steps=learning.steps))

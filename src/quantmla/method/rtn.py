@@ -9,11 +9,18 @@ from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import identity
 
 PUBLISHED_FORMAT = True  # compared in the published quantiser, without page centring
+CALIBRATION = {"num_sequences": 1, "held_out_sequences": 1, "sequence_length": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """None."""
+
+
+def why_not_fused(fmt: CacheFormat) -> str | None:
+    """None: the transform folds into the weights in every format."""
+    del fmt
+    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:

@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from quantmla.method.layer import Fitted, Layer, held_out_errors, off_device
-from quantmla.method.statistics import content_log_scale, rope_log_gain
+from quantmla.method.statistics import content_magnitudes, log_scales, rope_magnitudes
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform
 
 PUBLISHED_FORMAT = True
+CALIBRATION = {"num_sequences": 128, "held_out_sequences": 32, "sequence_length": 2048}
 ALPHAS = (0.125, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """None."""
+
+
+def why_not_fused(fmt: CacheFormat) -> str | None:
+    """None: the transform folds into the weights in every format."""
+    del fmt
+    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:
@@ -34,12 +41,10 @@ def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Gener
         angle = torch.zeros_like(moved[1])
         return LayerTransform(ContentTransform(eye, moved[0]), RopeTransform(angle, moved[1]))
 
+    content, rope = content_magnitudes(layer.train), rope_magnitudes(layer.train)
     tried = []
     for alpha in ALPHAS:
-        pair = (
-            content_log_scale(layer.train, alpha).exp(),
-            rope_log_gain(layer.train, alpha).exp(),
-        )
+        pair = (log_scales(content, alpha).exp(), log_scales(rope, alpha).exp())
         tried.append((pair, held_out_errors(layer, transform(*pair), fmt)))
     scale_R = min(tried, key=lambda t: t[1].content_output)[0][0]
     gain_F = min(tried, key=lambda t: t[1].rope_output)[0][1]

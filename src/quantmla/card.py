@@ -1,0 +1,51 @@
+"""The model card of a fused checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quantmla.learn import LayerLog
+
+TEMPLATE = """---
+base_model: {base_model}
+base_model_relation: quantized
+library_name: transformers
+tags: [quantmla, kv-cache, mla]
+---
+
+# {base_model}, fused by QuantMLA for a {name} cache
+
+An ordinary checkpoint: names, shapes and dtypes of all tensors are those of `{base_model}`, and any
+engine runs it with the same results up to the rounding of its weights. What changed is the basis of
+its two cached paths, so that a cache of {content_bits}-bit latents and {rope_bits}-bit rope keys
+loses less.
+
+* method: {method}; cache format: {name}, groups of {group_size}, rope centring {rope_centring},
+  {num_sink_tokens} sink tokens and at least {recent_window} recent tokens in bf16
+* base checkpoint: sha256 {base_sha256}
+* files: `quantmla_transforms.safetensors` (what was folded), `recipe.yaml` (how to make it again),
+  `quantmla_log.csv` and `.json` (errors, times and learning curves by layer)
+
+Check it against the original with `quantmla verify FOLDER`, measure it with `quantmla eval FOLDER`.
+
+| layer | content output error | rope score error |
+|---|---|---|
+{rows}
+
+Errors are on held-out calibration text, each path quantised alone, nothing kept in bf16: content is
+the normalised error of the attention output, rope that of the positional scores, row-centred.
+"""
+
+
+def model_card(config: Mapping[str, Any], logs: Sequence[LayerLog]) -> str:
+    """Markdown with the front matter that model hubs read."""
+    fmt = config["format"]
+    rows = "\n".join(
+        f"| {log.prefix} | {log.before.content_output:.2e} → {log.after.content_output:.2e} "
+        f"| {log.before.rope_scores:.2e} → {log.after.rope_scores:.2e} |"
+        for log in logs
+    )
+    name = f"c{fmt['content_bits']}r{fmt['rope_bits']}"
+    return TEMPLATE.format(name=name, rows=rows, **fmt, **{k: config[k] for k in _FROM_CONFIG})
+
+
+_FROM_CONFIG = ("base_model", "base_sha256", "method")

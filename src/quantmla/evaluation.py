@@ -1,0 +1,176 @@
+"""The stage behind `quantmla eval`: what each method's cache costs, at equal protection.
+
+A fused folder is measured as it is. Every other method is fitted on the base model and simulated
+there, which reads the cache as its fused checkpoint would.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from quantmla.arch import Adapter, adapter_for
+from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
+from quantmla.checkpoint.source import TensorSource, open_source
+from quantmla.device import resolve_device
+from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.evaluate.compare import Settings, compare
+from quantmla.evaluate.perplexity import default_text
+from quantmla.evaluate.variant import Variant
+from quantmla.fits import packaged_fit
+from quantmla.learn import LearnSettings, learn_checkpoint
+from quantmla.manifest import CONFIG_KEY
+from quantmla.method import load_method
+from quantmla.progress import bars, say
+from quantmla.quant.format import CacheFormat, paper_format, parse_format
+from quantmla.recipe import EvaluationRequest
+from quantmla.transform.layer import LayerTransform
+
+BASELINES = ("rtn", "smoothquant", "quarot", "paper")
+DEFAULT_CONTEXT = 2048
+DEFAULT_WINDOWS = 6
+NEEDLES = 4  # of each kind
+NEEDLE_CONTEXT = 4096
+
+
+class _Subject(NamedTuple):
+    """What is evaluated: the unquantised base, and a fused folder where there is one."""
+
+    base: TensorSource
+    fused: TensorSource | None
+    adapter: Adapter
+
+
+def evaluate(request: EvaluationRequest, *, progress: bool) -> Sequence[Mapping[str, Any]]:
+    """Rows of the comparison, the unquantised model first."""
+    subject = _open(request)
+    device = resolve_device(request.device)
+    fmt = _format(request, subject)
+    methods = request.methods or _default_methods(subject)
+    for name in methods:
+        load_method(name)
+    text = default_text() if request.text is None else read_text(request.text)
+    base = load_model(subject.base.path, device)
+    limit = min(base.config.max_position_embeddings, NEEDLE_CONTEXT)
+    context = request.context or min(DEFAULT_CONTEXT, limit)
+    variants = [_fitted(subject, name, fmt, device, progress) for name in methods]
+    if subject.fused is not None:
+        own = subject.fused.config[CONFIG_KEY]["method"]
+        model = load_model(subject.fused.path, device)
+        variants.append(Variant(name=own, model=model, fmt=fmt))
+    settings = Settings(
+        context=context,
+        limit=request.limit or DEFAULT_WINDOWS,
+        needles=NEEDLES,
+        needle_context=limit,
+    )
+    tokenizer = load_tokenizer(subject.base.path)
+    with bars(progress) as report:
+        rows = compare(base, tokenizer, variants, text, settings, report)
+    return [asdict(row) for row in rows]
+
+
+def _open(request: EvaluationRequest) -> _Subject:
+    source = open_source(request.model)
+    config = source.config.get(CONFIG_KEY)
+    if config is None:
+        require(
+            request.baseline in (None, request.model),
+            f"{request.model} was not written by quantmla: it is its own baseline",
+            UsageError,
+        )
+        return _Subject(source, None, adapter_for(source.config))
+    base = open_source(request.baseline or config["base_model"])
+    require(
+        base.digest() == config["base_sha256"],
+        f"{base.path} is not the checkpoint that {request.model} was made from: hashes differ",
+        QuantMLAError,
+    )
+    return _Subject(base, source, adapter_for(base.config))
+
+
+def _format(request: EvaluationRequest, subject: _Subject) -> CacheFormat:
+    """As asked, else as recorded, else c4r4."""
+    if request.format is not None:
+        fmt = parse_format(request.format)
+    elif subject.fused is not None:
+        fmt = CacheFormat.from_json(subject.fused.config[CONFIG_KEY]["format"])
+    else:
+        fmt = parse_format("c4r4")
+    if request.unprotected:
+        return fmt.unprotected()
+    changes = {"num_sink_tokens": request.sinks, "recent_window": request.recent}
+    return replace(fmt, **{k: v for k, v in changes.items() if v is not None})
+
+
+def _default_methods(subject: _Subject) -> tuple[str, ...]:
+    return BASELINES if subject.fused is not None else (*BASELINES, "quantmla")
+
+
+def _fitted(
+    subject: _Subject, name: str, fmt: CacheFormat, device: str, progress: bool
+) -> Variant:
+    """A method on the base model, in the published quantiser where that is what it is."""
+    method = load_method(name)
+    used = published(fmt) if method.PUBLISHED_FORMAT else fmt
+    transforms = packaged_fit(subject.base.digest(), name, fmt.name)
+    if transforms is None:
+        say(f"fitting {name}", progress)
+        transforms = fit(subject.base, subject.adapter, name, used, device, progress)
+    indices = {
+        site.prefix: site.cache_index
+        for site in subject.adapter.sites(subject.base.config, subject.base.names)
+    }
+    by_index = {indices[prefix]: t for prefix, t in transforms.items()}
+    return Variant(name=name, fmt=used, transforms=by_index)
+
+
+def published(fmt: CacheFormat) -> CacheFormat:
+    """The published quantiser at the same bits and protection."""
+    return paper_format(
+        fmt.name, num_sink_tokens=fmt.num_sink_tokens, recent_window=fmt.recent_window
+    )
+
+
+def fit(
+    source: TensorSource,
+    adapter: Adapter,
+    name: str,
+    fmt: CacheFormat,
+    device: str,
+    progress: bool,
+) -> Mapping[str, LayerTransform]:
+    """One method on packaged calibration text, with the method's own amount of it."""
+    method = load_method(name)
+    amounts = method.CALIBRATION
+    tokens = calibration_tokens(
+        load_tokenizer(source.path),
+        read_text(),
+        num_sequences=amounts["num_sequences"],
+        held_out=amounts["held_out_sequences"],
+        sequence_length=amounts["sequence_length"],
+        seed=0,
+    )
+    settings = LearnSettings(method=name, options=method.Options(), fmt=fmt, device=device)
+    with tempfile.TemporaryDirectory() as work, bars(progress) as report:
+        learned = learn_checkpoint(
+            source, adapter, tokens, settings, Path(work) / "fit", on_progress=report
+        )
+    return learned.transforms
+
+
+def load_model(path: Path, device: str) -> nn.Module:
+    """The checkpoint in float32, so that only the cache differs between variants."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise QuantMLAError(f"transformers cannot load {path}: {reason}") from error
+    moved: nn.Module = model.to(device).eval()
+    return moved

@@ -1,0 +1,237 @@
+"""Fits every layer of a checkpoint, one after the other; can go on after a kill.
+
+The work folder keeps each finished layer and the hidden states that the next one starts from, so
+a resumed run ends with the transforms that an uninterrupted one would have: every layer's random
+numbers depend only on the seed and the layer.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantmla import __version__
+from quantmla.arch.adapter import Adapter, AttentionSite
+from quantmla.capture.layer import LayerCapture
+from quantmla.capture.stream import CaptureSettings, OnProgress, captured_layers
+from quantmla.capture.tokens import CalibrationTokens
+from quantmla.checkpoint.source import TensorSource
+from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.method import load_method
+from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_errors
+from quantmla.quant.format import CacheFormat
+from quantmla.transform.layer import LayerTransform, identity
+from quantmla.transform.store import transforms_from_file, transforms_to_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnSettings:
+    """What decides the transforms, apart from model and text."""
+
+    method: str
+    options: Any  # the method's Options
+    fmt: CacheFormat
+    seed: int = 0
+    device: str = "cpu"
+    batch_size: int = 8  # sequences per forward pass of the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLog:
+    """How one layer went. Errors are on held-out text, each path alone, nothing protected."""
+
+    prefix: str
+    before: PathErrors  # the checkpoint as it is, in the same format
+    after: PathErrors
+    seconds: float
+    peak_bytes: int  # of device memory on a GPU, else of the process
+    history: tuple[tuple[str, int, float], ...]  # path, step, held-out objective
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """All layers, in the model's order."""
+
+    transforms: Mapping[str, LayerTransform]  # by attention prefix
+    logs: tuple[LayerLog, ...]
+
+
+def learn_checkpoint(  # noqa: PLR0913
+    source: TensorSource,
+    adapter: Adapter,
+    tokens: CalibrationTokens,
+    settings: LearnSettings,
+    workdir: Path,
+    *,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    on_layer: Callable[[LayerLog], None] | None = None,
+) -> Learned:
+    """Captures and fits layer by layer; `workdir` is left in place for the caller to remove.
+
+    Raises UsageError for a work folder of another run when resuming, or of any run when not.
+    """
+    _open_workdir(workdir, _fingerprint(source, tokens, settings), resume=resume)
+    done = {log.prefix: (t, log) for t, log in _finished(workdir)}
+    all_BS = torch.cat((tokens.train_BS, tokens.held_out_BS))
+    capture = CaptureSettings(
+        workdir=workdir, device=settings.device, batch_size=settings.batch_size
+    )
+    stream = captured_layers(
+        source, adapter, all_BS, capture, skip=tuple(done), **_given(on_progress=on_progress)
+    )
+    for site, captured in stream:
+        transform, log = _fit_site(
+            source, adapter, site, captured, (len(tokens.train_BS), settings)
+        )
+        _save(workdir, site, transform, log)
+        done[site.prefix] = (transform, log)
+        if on_layer is not None:
+            on_layer(log)
+    order = [s.prefix for s in adapter.sites(source.config, source.names) if s.prefix in done]
+    return Learned({p: done[p][0] for p in order}, tuple(done[p][1] for p in order))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _fit_site(
+    source: TensorSource,
+    adapter: Adapter,
+    site: AttentionSite,
+    captured: LayerCapture,
+    run: tuple[int, LearnSettings],
+) -> tuple[LayerTransform, LayerLog]:
+    num_train, settings = run
+    began = time.perf_counter()
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    weights = adapter.read(source, site, dtype=torch.float32).to(device=device)
+    parts = (
+        captured.unit_latent_BSR,
+        captured.k_rope_BSE,
+        captured.q_content_BSNP,
+        captured.q_rope_BSNE,
+    )
+    layer = Layer(
+        weights=weights,
+        softmax_scale=captured.softmax_scale,
+        train=Sample(*(x[:num_train] for x in parts)),
+        held_out=Sample(*(x[num_train:] for x in parts)),
+    )
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + site.cache_index)
+    try:
+        fitted: Fitted = load_method(settings.method).fit(
+            layer, settings.fmt, settings.options, generator
+        )
+        plain = identity(weights.norm_R.cpu(), captured.k_rope_BSE.shape[-1] // 2)
+        before = held_out_errors(layer, plain, settings.fmt)
+        after = held_out_errors(layer, fitted.transform, settings.fmt)
+    except torch.OutOfMemoryError as error:
+        raise QuantMLAError(
+            f"out of memory while learning {site.prefix}: lower num_sequences, sequence_length or "
+            "the method's batch_size"
+        ) from error
+    except QuantMLAError as error:
+        raise QuantMLAError(f"{site.prefix}: {error}") from error
+    log = LayerLog(
+        prefix=site.prefix,
+        before=before,
+        after=after,
+        seconds=time.perf_counter() - began,
+        peak_bytes=_peak_bytes(device),
+        history=tuple(tuple(v) for v in fitted.history),  # type: ignore[misc]
+    )
+    return fitted.transform, log
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _fingerprint(
+    source: TensorSource, tokens: CalibrationTokens, settings: LearnSettings
+) -> dict[str, Any]:
+    ids = hashlib.sha256()
+    for part in (tokens.train_BS, tokens.held_out_BS):
+        ids.update(repr(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
+    return {
+        "model": source.digest(),
+        "tokens": ids.hexdigest(),
+        "method": settings.method,
+        "options": asdict(settings.options),
+        "format": settings.fmt.to_json(),
+        "seed": settings.seed,
+        "device": torch.device(settings.device).type,
+        "quantmla": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def _open_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
+    """Checks a work folder against this run, or makes it."""
+    state = workdir / "state.json"
+    if state.is_file():
+        require(
+            resume,
+            f"{workdir} holds an unfinished run: go on with --resume, or remove it",
+            UsageError,
+        )
+        found = json.loads(state.read_text())
+        differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
+        require(
+            not differs,
+            f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin "
+            "anew",
+            UsageError,
+        )
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    _write(state, json.dumps(fingerprint, indent=1).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _save(workdir: Path, site: AttentionSite, transform: LayerTransform, log: LayerLog) -> None:
+    """The log goes last: a layer counts as finished when it is there."""
+    stem = f"layer_{site.cache_index:04d}"
+    _write(workdir / f"{stem}.safetensors", transforms_to_bytes({site.prefix: transform}))
+    _write(workdir / f"{stem}.json", json.dumps(asdict(log)).encode())
+
+
+def _finished(workdir: Path) -> list[tuple[LayerTransform, LayerLog]]:
+    found = []
+    for path in sorted(workdir.glob("layer_*.json")):
+        data = json.loads(path.read_text())
+        data["before"], data["after"] = PathErrors(*data["before"]), PathErrors(*data["after"])
+        data["history"] = tuple(tuple(v) for v in data["history"])
+        log = LayerLog(**data)
+        transforms = transforms_from_file(path.with_suffix(".safetensors"))
+        found.append((transforms[log.prefix], log))
+    return found
+
+
+def remove_workdir(workdir: Path) -> None:
+    """Drops what an interrupted or finished run left."""
+    shutil.rmtree(workdir, ignore_errors=True)

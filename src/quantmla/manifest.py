@@ -1,0 +1,57 @@
+"""What `quantize` writes beside the weights: the config key and the per-layer log."""
+
+import csv
+import io
+from collections.abc import Container, Sequence
+from typing import Any
+
+from quantmla import __version__
+from quantmla.arch import Adapter
+from quantmla.checkpoint.source import TensorSource
+from quantmla.learn import LayerLog
+from quantmla.quant.layout import layout_for
+from quantmla.recipe import Recipe
+
+CONFIG_KEY = "quantmla_config"
+
+
+def manifest(
+    source: TensorSource, adapter: Adapter, recipe: Recipe, fused: Container[str]
+) -> dict[str, Any]:
+    """The one key that config.json gains: what a reader of the packed cache needs.
+
+    `fused` holds the prefixes of the attentions that have a transform; the others' caches stay
+    bf16 and are named by cache index.
+    """
+    fmt = recipe.format.cache_format()
+    geometry = adapter.geometry(source.config)
+    sites = adapter.sites(source.config, source.names)
+    layout = layout_for(geometry, fmt)
+    planes = ("content", "rope", "scales", "zero_points", "mean")
+    return {
+        "quant_method": "quantmla",
+        "version": 1,
+        "producer": {"name": "quantmla", "version": __version__},
+        "format": fmt.to_json(),
+        "layout": {
+            name: [getattr(layout, name).start, getattr(layout, name).stop] for name in planes
+        }
+        | {"page_bytes": layout.page_bytes},
+        "method": recipe.transform.method,
+        "base_model": recipe.model.id,
+        "base_sha256": source.digest(),
+        "ignored_layers": [s.cache_index for s in sites if s.prefix not in fused and not s.mtp],
+        "copied_layers": [s.prefix for s in sites if s.prefix not in fused],
+    }
+
+
+def log_table(logs: Sequence[LayerLog]) -> str:
+    """The per-layer log as CSV; errors are those of LayerLog."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    errors = ("content_output", "rope_output", "rope_scores")
+    names = [f"{error}_{when}" for when in ("before", "after") for error in errors]
+    table.writerow(["layer", *names, "seconds", "peak_bytes"])
+    for log in logs:
+        table.writerow([log.prefix, *log.before, *log.after, round(log.seconds, 2), log.peak_bytes])
+    return text.getvalue()

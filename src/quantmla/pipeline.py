@@ -1,0 +1,236 @@
+"""The stages in order: what the subcommands `quantize` and `verify` do."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantmla.arch import Adapter, adapter_for
+from quantmla.capture.tokens import CalibrationTokens, calibration_tokens, load_tokenizer, read_text
+from quantmla.card import model_card
+from quantmla.checkpoint.rewrite import check_output
+from quantmla.checkpoint.source import TensorSource, open_source
+from quantmla.device import resolve_device
+from quantmla.errors import QualityGateFailed, QuantMLAError, UsageError, require
+from quantmla.fuse.checkpoint import FuseReport, fuse_checkpoint
+from quantmla.learn import Learned, LearnSettings, LayerLog, learn_checkpoint, remove_workdir
+from quantmla.manifest import CONFIG_KEY, log_table, manifest
+from quantmla.method import load_method, options_for
+from quantmla.plan import plan
+from quantmla.progress import bars, say
+from quantmla.quant.layout import layout_for
+from quantmla.recipe import Calibration, Recipe, resolved, to_yaml
+from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
+from quantmla.verify import LayerCheck, verify_layers, verify_logits
+
+MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
+
+
+def quantize(
+    recipe: Recipe, *, resume: bool, dry_run: bool, overwrite: bool, progress: bool
+) -> Mapping[str, Any]:
+    """Learns, fuses, verifies and writes the recipe's output folder; returns a summary."""
+    fmt = recipe.format.cache_format()
+    options = options_for(recipe.transform.method, recipe.transform.options)
+    method = load_method(recipe.transform.method)
+    recipe = resolved(recipe, method.CALIBRATION)
+    reason = method.why_not_fused(fmt)
+    require(reason is None, f"method {recipe.transform.method} cannot be fused: {reason}", UsageError)
+    device = resolve_device(recipe.calibration.device)
+    source = open_source(recipe.model.id, revision=recipe.model.revision)
+    require(
+        CONFIG_KEY not in source.config,
+        f"{recipe.model.id} is already fused by quantmla: give the original checkpoint",
+        UsageError,
+    )
+    adapter = adapter_for(source.config)
+    layout_for(adapter.geometry(source.config), fmt)  # refuses sizes that do not fit the format
+    assert recipe.output.folder is not None
+    out = Path(recipe.output.folder)
+    check_output(source.path, out, overwrite=overwrite, marks=(CONFIG_KEY,))
+    tokens = _tokens(source, recipe.calibration)
+    if dry_run:
+        return plan(source, adapter, recipe, tokens)
+    settings = LearnSettings(
+        method=recipe.transform.method,
+        options=options,
+        fmt=fmt,
+        seed=recipe.calibration.seed,
+        device=device,
+    )
+    workdir = out.with_name(out.name + ".work")
+    if overwrite and not resume:
+        remove_workdir(workdir)
+    learned = _learn(source, adapter, tokens, settings, workdir, resume=resume, progress=progress)
+    report, checks = _write(source, adapter, recipe, learned, overwrite=overwrite)
+    remove_workdir(workdir)
+    return _summary(out, learned, report, checks)
+
+
+def _tokens(source: TensorSource, calibration: Calibration) -> CalibrationTokens:
+    amounts = (
+        calibration.num_sequences,
+        calibration.held_out_sequences,
+        calibration.sequence_length,
+    )
+    assert None not in amounts, "resolved() has filled them in"
+    return calibration_tokens(
+        load_tokenizer(source.path),
+        read_text(calibration.text),
+        num_sequences=amounts[0],
+        held_out=amounts[1],
+        sequence_length=amounts[2],
+        seed=calibration.seed,
+    )
+
+
+def _learn(
+    source: TensorSource,
+    adapter: Adapter,
+    tokens: CalibrationTokens,
+    settings: LearnSettings,
+    workdir: Path,
+    *,
+    resume: bool,
+    progress: bool,
+) -> Learned:
+    total = len([s for s in adapter.sites(source.config, source.names) if not s.mtp])
+    finished = 0
+
+    def on_layer(log: LayerLog) -> None:
+        nonlocal finished
+        finished += 1
+        say(_line(log, finished, total), progress)
+
+    try:
+        with bars(progress) as report:
+            return learn_checkpoint(
+                source,
+                adapter,
+                tokens,
+                settings,
+                workdir,
+                resume=resume,
+                on_progress=report,
+                on_layer=on_layer,
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; finished layers are in {workdir}: go on with --resume"
+        ) from None
+
+
+def _line(log: LayerLog, number: int, total: int) -> str:
+    def change(before: float, after: float) -> str:
+        share = f" ({after / before - 1:+.0%})" if before > 0 else ""
+        return f"{before:.2e} -> {after:.2e}{share}"
+
+    return (
+        f"layer {number}/{total} {log.prefix}: content output error "
+        f"{change(log.before.content_output, log.after.content_output)}, rope score error "
+        f"{change(log.before.rope_scores, log.after.rope_scores)}, {log.seconds:.1f} s, "
+        f"peak {log.peak_bytes / 2**30:.2f} GiB"
+    )
+
+
+def _write(
+    source: TensorSource, adapter: Adapter, recipe: Recipe, learned: Learned, *, overwrite: bool
+) -> tuple[FuseReport, tuple[LayerCheck, ...]]:
+    """Fuses into the output folder, then proves that the folder holds the same function."""
+    assert recipe.output.folder is not None
+    config = manifest(source, adapter, recipe, tuple(learned.transforms))
+    extra = {
+        FILE_NAME: transforms_to_bytes(learned.transforms),
+        "recipe.yaml": to_yaml(recipe),
+        "quantmla_log.csv": log_table(learned.logs),
+        "quantmla_log.json": json.dumps([asdict(log) for log in learned.logs], indent=1) + "\n",
+        "README.md": model_card(config, learned.logs),
+    }
+    report = fuse_checkpoint(
+        source,
+        adapter,
+        learned.transforms,
+        Path(recipe.output.folder),
+        quantmla_config=config,
+        extra_files=extra,
+        overwrite=overwrite,
+    )
+    checks = verify_layers(
+        source, open_source(recipe.output.folder), adapter, learned.transforms
+    )
+    _require_exact(checks)
+    return report, checks
+
+
+def _require_exact(checks: tuple[LayerCheck, ...]) -> None:
+    worst = max(checks, key=lambda check: check.fold_error)
+    require(
+        worst.fold_error <= MAX_FOLD_ERROR,
+        f"fusing changed {worst.prefix} by {worst.fold_error:.1e} in float64, more than "
+        f"{MAX_FOLD_ERROR:.0e}",
+        QualityGateFailed,
+    )
+
+
+def _summary(
+    out: Path, learned: Learned, report: FuseReport, checks: tuple[LayerCheck, ...]
+) -> dict[str, Any]:
+    def geometric_mean(values: list[float]) -> float:
+        return float(torch.tensor(values).clamp(min=1e-30).log().mean().exp())
+
+    before, after = ([getattr(log, when) for log in learned.logs] for when in ("before", "after"))
+    return {
+        "output": str(out),
+        "layers_fused": len(report.fused),
+        "layers_copied": list(report.copied),
+        "attentions_not_latent": list(report.ignored),
+        "content_output_error": {
+            "before": geometric_mean([e.content_output for e in before]),
+            "after": geometric_mean([e.content_output for e in after]),
+        },
+        "rope_score_error": {
+            "before": geometric_mean([e.rope_scores for e in before]),
+            "after": geometric_mean([e.rope_scores for e in after]),
+        },
+        "largest_fold_error": max(check.fold_error for check in checks),
+        "largest_stored_error": max(check.stored_error for check in checks),
+    }
+
+
+def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
+    """Quantisation-off equivalence of a fused folder with its original: per layer, end to end."""
+    fused = open_source(out)
+    config = fused.config.get(CONFIG_KEY)
+    require(config is not None, f"{out} was not written by quantmla: no {CONFIG_KEY}", UsageError)
+    source = open_source(against or config["base_model"])
+    require(
+        source.digest() == config["base_sha256"],
+        f"{against or config['base_model']} is not the checkpoint that {out} was made from: "
+        "their hashes differ",
+        QuantMLAError,
+    )
+    adapter = adapter_for(source.config)
+    transforms = transforms_from_file(fused.path / FILE_NAME)
+    checks = verify_layers(source, fused, adapter, transforms)
+    tokens = calibration_tokens(
+        load_tokenizer(source.path),
+        read_text(),
+        num_sequences=2,
+        held_out=0,
+        sequence_length=512,
+        seed=0,
+    )
+    logits = verify_logits(source.path, fused.path, tokens.train_BS)
+    _require_exact(checks)
+    return {
+        "layers": [asdict(check) for check in checks],
+        "largest_fold_error": max(check.fold_error for check in checks),
+        "largest_stored_error": max(check.stored_error for check in checks),
+        "logits_relative_error": logits.relative_error,
+        "nll_before": logits.nll_before,
+        "nll_drift": logits.nll_drift,
+        "tokens": logits.tokens,
+    }

@@ -1,0 +1,51 @@
+"""What quantizing would take, before it starts."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantmla.arch import Adapter
+from quantmla.capture.estimate import capture_cost
+from quantmla.capture.tokens import CalibrationTokens
+from quantmla.checkpoint.source import TensorSource
+from quantmla.device import resolve_device
+from quantmla.recipe import Recipe
+
+
+def plan(
+    source: TensorSource, adapter: Adapter, recipe: Recipe, tokens: CalibrationTokens
+) -> dict[str, Any]:
+    """What `--dry-run` prints: sizes from the config and the files, and a rough time."""
+    count = tokens.train_BS.numel() + tokens.held_out_BS.numel()
+    cost = capture_cost(adapter.geometry(source.config), source.config, count)
+    weights = sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
+    assert recipe.output.folder is not None
+    parent = Path(recipe.output.folder).absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    sites = [s for s in adapter.sites(source.config, source.names) if not s.mtp]
+    return {
+        "layers": len(sites),
+        "calibration_tokens": count,
+        "memory_bytes": cost.memory,
+        "work_disk_bytes": cost.disk,
+        "output_disk_bytes": weights,
+        "free_disk_bytes": shutil.disk_usage(parent).free,
+        "seconds": round(_seconds(weights, count, recipe.calibration.device)),
+    }
+
+
+def _seconds(weight_bytes: int, tokens: int, device_name: str) -> float:
+    """One forward pass of all weights at this machine's matrix rate; learning about doubles it."""
+    device = resolve_device(device_name)
+    x = torch.randn(1024, 1024, device=device)
+    x @ x
+    began = time.perf_counter()
+    for _ in range(4):
+        x = torch.tanh(x @ x)
+    float(x.sum())
+    rate = 4 * 2 * 1024**3 / (time.perf_counter() - began)
+    return 2 * 2 * (weight_bytes / 2) * tokens / rate
