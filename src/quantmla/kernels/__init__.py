@@ -2,5 +2,6 @@
 
 # In the order in which "auto" asks them. A backend module has why_not, decode, append and gather.
 BACKENDS = {
+    "triton": "quantmla.kernels.triton.backend",
     "reference": "quantmla.kernels.reference",
 }

@@ -1,0 +1,39 @@
+"""How a decode is cut into programs: decided by sizes of tensors, never by what they hold."""
+
+from typing import NamedTuple
+
+RESIDENT_PER_SM = 2  # programs that fit one multiprocessor together
+MIN_PAGES = 8  # per split: a shorter one reads fewer bytes than its partial result costs
+MAX_SPLITS = 256
+MAX_WINDOW_SPLITS = 7  # tiles of the longest window
+WINDOW_TILE = 32  # tokens
+
+
+class Schedule(NamedTuple):
+    rows: int  # query rows (query tokens x heads) of a program
+    num_warps: int
+    num_splits: int  # of the packed pages
+    window_splits: int
+    min_pages: int  # a split takes at least so many, if there are
+
+
+def _rows(num_rows: int) -> tuple[int, int]:
+    """Rows of a program and its warps."""
+    if num_rows <= 16:
+        return 16, 4
+    if num_rows <= 32:
+        return 32, 8
+    return 64, 8
+
+
+def schedule(
+    batch: int, num_rows: int, max_pages: int, multiprocessors: int, num_splits: int | None = None
+) -> Schedule:
+    """Enough splits to fill the device once, each of at least MIN_PAGES pages if all are in use."""
+    rows, warps = _rows(num_rows)
+    fill = max(1, multiprocessors * RESIDENT_PER_SM // (batch * -(-num_rows // rows)))
+    window_splits = min(MAX_WINDOW_SPLITS, fill)
+    if num_splits is not None:
+        return Schedule(rows, warps, num_splits, window_splits, 1)
+    most = min(MAX_SPLITS, -(-max_pages // MIN_PAGES))
+    return Schedule(rows, warps, max(1, min(fill, most)), window_splits, MIN_PAGES)
