@@ -12,7 +12,7 @@ per row to use float16's range. The window path multiplies bf16 as it is.
 import triton
 import triton.language as tl
 
-from quantmla.kernels.triton.planes import centred_planes, spread
+from quantmla.kernels.triton.planes import centred_plane, offset_of, spread
 
 LN2 = tl.constexpr(0.6931471805599453)
 P_SHIFT = tl.constexpr(14.0)
@@ -69,6 +69,25 @@ def _scaled_half(planes, gain, P: tl.constexpr):
 
 
 @triton.jit
+def _scale_and_offset(page, place, SCALES_AT: tl.constexpr, ZEROS_AT: tl.constexpr):
+    """One int32 for scale and -(1024 + zero point), both float16: they change layout together."""
+    scale = tl.load(page.to(tl.pointer_type(tl.int16)) + SCALES_AT // 2 + place)
+    zero = tl.load(page + ZEROS_AT + place)
+    # 0xe400 is -1024.0, whose last bit is worth 1
+    return (scale.to(tl.int32) & 0xFFFF) | ((zero.to(tl.int32) | 0xE400) << 16)
+
+
+@triton.jit
+def _low_half(x):
+    return x.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _high_half(x):
+    return (x >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
 def _attend_pages(
     pages,
     stride_page,
@@ -90,77 +109,85 @@ def _attend_pages(
     SCALES_AT: tl.constexpr,
     ZEROS_AT: tl.constexpr,
     MEAN_AT: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Online softmax over pages first..last-1 of one sequence: (output planes, max, denominator)."""
+    """Online softmax over pages first..last-1 of one sequence, STEP pages at a time.
+
+    Returns the planes of the output, the maximum (base 2) and the denominator of each row.
+    """
     P: tl.constexpr = 16 // BITS
     PR: tl.constexpr = 16 // ROPE_BITS
     W: tl.constexpr = RANK // P
     WR: tl.constexpr = ROPE // PR
     WR16: tl.constexpr = 16 if WR < 16 else WR  # the tensor core's shortest inner dimension
-    token, word, group = tl.arange(0, TOKENS), tl.arange(0, W), tl.arange(0, GROUPS)
-    rope_word = tl.arange(0, WR16)
-    band = GROUPS + rope_word * BANDS // WR
-    rope_mask = rope_word < WR
+    T: tl.constexpr = STEP * TOKENS
+    index = tl.arange(0, T)
+    token = (index % TOKENS)[:, None]
+    word, group = tl.arange(0, W)[None, :], tl.arange(0, GROUPS)
+    rope_word = tl.minimum(tl.arange(0, WR16), WR - 1)  # words past WR: the last one, times q = 0
+    content_place = group[None, :] * TOKENS + token
+    rope_place = (GROUPS + rope_word * BANDS // WR)[None, :] * TOKENS + token
 
     top = tl.full([ROWS], -INF, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([T, ROWS], tl.float32)  # summed over tokens once, at the end
     out = ()
     for _ in tl.static_range(P):
         out = out + (tl.zeros([W, ROWS], tl.float32),)
 
-    for number in range(first, last):
-        page = pages + tl.load(table + number).to(tl.int64) * stride_page
+    if STEP == 1:
+        number = tl.load(table + first)
+    else:
+        number = tl.load(table + tl.minimum(first + index // TOKENS, last - 1))[:, None]
+    for at in range(first, last, STEP):
+        page = pages + number.to(tl.int64) * stride_page
         page16 = page.to(tl.pointer_type(tl.int16))
-        pagehf = page.to(tl.pointer_type(tl.float16))
-        codes = tl.load(page16 + token[:, None] * W + word[None, :])
-        scale = tl.load(pagehf + SCALES_AT // 2 + group[None, :] * TOKENS + token[:, None])
-        zero = tl.load(page + ZEROS_AT + group[None, :] * TOKENS + token[:, None])
-        rope_codes = tl.load(
-            page16 + ROPE_AT // 2 + token[:, None] * WR + rope_word[None, :],
-            mask=rope_mask[None, :],
-            other=0,
-        )
-        rope_scale = tl.load(
-            pagehf + SCALES_AT // 2 + band[None, :] * TOKENS + token[:, None],
-            mask=rope_mask[None, :],
-            other=0.0,
-        )
-        rope_zero = tl.load(
-            page + ZEROS_AT + band[None, :] * TOKENS + token[:, None], mask=rope_mask[None, :], other=0
-        )
-        offset = -1024.0 - zero.to(tl.float16)
-        rope_offset = -1024.0 - rope_zero.to(tl.float16)
+        codes = tl.load(page16 + token * W + word)
+        content_meta = _scale_and_offset(page, content_place, SCALES_AT, ZEROS_AT)
+        rope_codes = tl.load(page16 + ROPE_AT // 2 + token * WR + rope_word[None, :])
+        rope_meta = _scale_and_offset(page, rope_place, SCALES_AT, ZEROS_AT)
+        page64 = (page + MEAN_AT).to(tl.pointer_type(tl.int64))
+        if STEP == 1:  # the next page's number is loaded before it is needed
+            means = tl.load(page64 + rope_word)[None, :]
+            number = tl.load(table + tl.minimum(at + 1, last - 1))
+        else:
+            means = tl.load(page64 + rope_word[None, :])
+            number = tl.load(table + tl.minimum(at + STEP + index // TOKENS, last - 1))[:, None]
 
-        scores = tl.zeros([TOKENS, ROWS], tl.float32)
-        key_rope = centred_planes(rope_codes, rope_offset, ROPE_BITS, ASM)
+        scores = tl.zeros([T, ROWS], tl.float32)
+        rope_scale, rope_offset = _low_half(rope_meta), _high_half(rope_meta)
         for i in tl.static_range(PR):
-            mean = tl.load(pagehf + MEAN_AT // 2 + rope_word * PR + i, mask=rope_mask, other=0.0)
-            key = key_rope[i] * rope_scale + mean[None, :]
-            scores = tl.dot(key, q_rope[i], scores)
-        wide_scale = spread(scale, TOKENS, GROUPS, W // GROUPS)
-        wide_offset = spread(offset, TOKENS, GROUPS, W // GROUPS)
-        keys = centred_planes(codes, wide_offset, BITS, ASM)
+            centred = centred_plane(rope_codes, offset_of(rope_offset, i, ROPE_BITS, ASM), i, ROPE_BITS, ASM)
+            mean = (means >> (16 * i)).to(tl.int16).to(tl.float16, bitcast=True)
+            scores = tl.dot(centred * rope_scale + mean, q_rope[i], scores)
+        meta = spread(content_meta, T, GROUPS, W // GROUPS)
+        scale, offset = _low_half(meta), _high_half(meta)
         for i in tl.static_range(P):
-            scores = tl.dot(keys[i] * wide_scale, q[i], scores)
+            centred_key = centred_plane(codes, offset_of(offset, i, BITS, ASM), i, BITS, ASM)
+            scores = tl.dot(centred_key * scale, q[i], scores)
 
-        hidden = tl.where(number * TOKENS + token < num_sinks, -INF, 0.0)
-        scores = scores * score_gain[None, :] + hidden[:, None]
+        position = at * TOKENS + index
+        if STEP == 1:
+            hidden = position < num_sinks
+        else:
+            hidden = (position < num_sinks) | (position >= last * TOKENS)
+        scores = scores * score_gain[None, :] + tl.where(hidden, -INF, 0.0)[:, None]
         new_top = tl.maximum(top, tl.max(scores, 0))
         shrink = tl.exp2(top - new_top)
         p = tl.exp2(scores - (new_top - P_SHIFT)[None, :])
-        total = total * shrink + tl.sum(p, 0)
+        total = total * shrink[None, :] + p
         top = new_top
         p = p.to(tl.float16)
 
-        turned_scale, turned_offset = tl.trans(wide_scale), tl.trans(wide_offset)
-        values = centred_planes(tl.trans(codes), turned_offset, BITS, ASM)
+        turned, turned_codes = tl.trans(meta), tl.trans(codes)
+        scale, offset = _low_half(turned), _high_half(turned)
         new = ()
         for i in tl.static_range(P):
-            new = new + (tl.dot(values[i] * turned_scale, p, out[i] * shrink[None, :]),)
+            value = centred_plane(turned_codes, offset_of(offset, i, BITS, ASM), i, BITS, ASM) * scale
+            new = new + (tl.dot(value, p, out[i] * shrink[None, :]),)
         out = new
-    return out, top - P_SHIFT, total
+    return out, top - P_SHIFT, tl.sum(total, 0)
 
 
 @triton.jit
@@ -267,6 +294,7 @@ def decode_split(
     ZEROS_AT: tl.constexpr,
     MEAN_AT: tl.constexpr,
     MIN_PAGES: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
     DOT: tl.constexpr,
@@ -328,6 +356,7 @@ def decode_split(
                 SCALES_AT,
                 ZEROS_AT,
                 MEAN_AT,
+                STEP,
                 ROWS,
                 ASM,
             )

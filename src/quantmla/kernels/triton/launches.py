@@ -92,6 +92,7 @@ def decode_launches(
             "HEADS": heads,
             "WINDOW_TILE": WINDOW_TILE,
             "MIN_PAGES": plan.min_pages,
+            "STEP": plan.step,
             "ROWS": plan.rows,
             "ASM": compiled and nvidia,
             # the interpreter multiplies bit patterns of bf16

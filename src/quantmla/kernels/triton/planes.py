@@ -2,92 +2,72 @@
 
 A 16-bit word j of a row holds the channels P*j .. P*j + P-1 of P = 16 / bits planes, the lowest bits
 first. Plane i is the matrix of channels P*j + i: queries are read, and outputs written, with stride
-P, so that no code ever moves from one thread to another. 0x6400 is 1024.0 in float16, whose last bit
-is worth 1: an integer below 1024 put into its mantissa is exact.
+P, so that no code ever moves from one thread to another.
+
+0x6400 is 1024.0 in float16, whose last bit is worth 1, so a code put into its mantissa is exact. A
+field that lies k bits higher counts 2**k times as much: 1024 + code * 2**k, over 2**k.
 """
 
 import triton
 import triton.language as tl
 
-# lop3 with 0xea is (a & b) | c. Words of two tokens or channels share a register.
-UNPACK4 = tl.constexpr("""{
-.reg .b32 y, c1, sixteenth;
-mov.b32 sixteenth, 0x2c002c00;
-add.rn.f16x2 c1, $5, 0x63806380;
-shr.u32 y, $4, 8;
-lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
-lop3.b32 $1, $4, 0x00f000f0, 0x64006400, 0xea;
-lop3.b32 $2, y, 0x000f000f, 0x64006400, 0xea;
-lop3.b32 $3, y, 0x00f000f0, 0x64006400, 0xea;
-add.rn.f16x2 $0, $0, $5;
-fma.rn.f16x2 $1, $1, sixteenth, c1;
-add.rn.f16x2 $2, $2, $5;
-fma.rn.f16x2 $3, $3, sixteenth, c1;
+# lop3 with 0xea is (a & b) | c. The words of two tokens or channels share a register.
+LOW_FIELD = tl.constexpr("""{
+.reg .b32 t;
+shr.u32 t, $1, SHIFT;
+lop3.b32 t, t, MASK, 0x64006400, 0xea;
+add.rn.f16x2 $0, t, $2;
 }""")
-UNPACK2 = tl.constexpr("""{
-.reg .b32 y, c1, c2, c3, r1, r2, r3;
-mov.b32 r1, 0x34003400;
-mov.b32 r2, 0x2c002c00;
-mov.b32 r3, 0x24002400;
-add.rn.f16x2 c1, $9, 0x62006200;
-add.rn.f16x2 c2, $9, 0x63806380;
-add.rn.f16x2 c3, $9, 0x63e063e0;
-shr.u32 y, $8, 8;
-lop3.b32 $0, $8, 0x00030003, 0x64006400, 0xea;
-lop3.b32 $1, $8, 0x000c000c, 0x64006400, 0xea;
-lop3.b32 $2, $8, 0x00300030, 0x64006400, 0xea;
-lop3.b32 $3, $8, 0x00c000c0, 0x64006400, 0xea;
-lop3.b32 $4, y, 0x00030003, 0x64006400, 0xea;
-lop3.b32 $5, y, 0x000c000c, 0x64006400, 0xea;
-lop3.b32 $6, y, 0x00300030, 0x64006400, 0xea;
-lop3.b32 $7, y, 0x00c000c0, 0x64006400, 0xea;
-add.rn.f16x2 $0, $0, $9;
-fma.rn.f16x2 $1, $1, r1, c1;
-fma.rn.f16x2 $2, $2, r2, c2;
-fma.rn.f16x2 $3, $3, r3, c3;
-add.rn.f16x2 $4, $4, $9;
-fma.rn.f16x2 $5, $5, r1, c1;
-fma.rn.f16x2 $6, $6, r2, c2;
-fma.rn.f16x2 $7, $7, r3, c3;
+HIGH_FIELD = tl.constexpr("""{
+.reg .b32 t, f;
+shr.u32 t, $1, SHIFT;
+lop3.b32 t, t, MASK, 0x64006400, 0xea;
+mov.b32 f, FACTOR;
+fma.rn.f16x2 $0, t, f, $2;
 }""")
+
+
+def _texts(bits: int) -> tuple[str, ...]:
+    """One piece of PTX per plane. Fields stay in the low byte of their word: 10 bits of mantissa."""
+    texts = []
+    for plane in range(16 // bits):
+        at, shift = plane * bits % 8, plane * bits // 8 * 8
+        field = (2**bits - 1) << at
+        half = (15 - at) << 10  # bits of the float16 2**-at
+        text = HIGH_FIELD.value if at else LOW_FIELD.value
+        text = text.replace("FACTOR", hex(half | half << 16)).replace("MASK", hex(field | field << 16))
+        texts.append(text.replace("SHIFT", str(shift)))
+    return tuple(texts)
+
+
+PLANES4 = tl.constexpr(_texts(4))
+PLANES2 = tl.constexpr(_texts(2))
 
 
 @triton.jit
-def centred_planes(words, offset, BITS: tl.constexpr, ASM: tl.constexpr):
-    """Tuple of P float16 tensors: code - zero point, exact. `offset` is -(1024 + zero point)."""
-    if ASM and BITS == 4:
+def offset_of(offset, PLANE: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
+    """-(1024 / 2**k + zero point) for the plane's field, from that of k = 0; exact in float16."""
+    if ASM and PLANE * BITS % 8 != 0:
+        return offset + (1024.0 - 1024.0 / 2 ** (PLANE * BITS % 8))
+    else:
+        return offset
+
+
+@triton.jit
+def centred_plane(words, offset, PLANE: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
+    """code - zero point of one plane, exact in float16; `offset` as offset_of gives it."""
+    if ASM:
         return tl.inline_asm_elementwise(
-            UNPACK4,
-            "=&r,=&r,=&r,=&r,r,r",
+            PLANES4[PLANE] if BITS == 4 else PLANES2[PLANE],
+            "=r,r,r",
             [words, offset],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    elif ASM and BITS == 2:
-        return tl.inline_asm_elementwise(
-            UNPACK2,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
-            [words, offset],
-            dtype=(
-                tl.float16,
-                tl.float16,
-                tl.float16,
-                tl.float16,
-                tl.float16,
-                tl.float16,
-                tl.float16,
-                tl.float16,
-            ),
+            dtype=tl.float16,
             is_pure=True,
             pack=2,
         )
     else:
-        planes = ()
-        for i in tl.static_range(16 // BITS):
-            code = ((words >> (BITS * i)) & (2**BITS - 1)) | 0x6400
-            planes = planes + (code.to(tl.int16).to(tl.float16, bitcast=True) + offset,)
-        return planes
+        code = ((words >> (BITS * PLANE)) & (2**BITS - 1)) | 0x6400
+        return code.to(tl.int16).to(tl.float16, bitcast=True) + offset
 
 
 @triton.jit

@@ -12,28 +12,29 @@ WINDOW_TILE = 32  # tokens
 class Schedule(NamedTuple):
     rows: int  # query rows (query tokens x heads) of a program
     num_warps: int
+    step: int  # pages that a program takes at a time
     num_splits: int  # of the packed pages
     window_splits: int
     min_pages: int  # a split takes at least so many, if there are
 
 
-def _rows(num_rows: int) -> tuple[int, int]:
-    """Rows of a program and its warps."""
+def _tile(num_rows: int) -> tuple[int, int, int]:
+    """Rows of a program, its warps, and its pages at a time."""
     if num_rows <= 16:
-        return 16, 4
+        return 16, 4, 1
     if num_rows <= 32:
-        return 32, 8
-    return 64, 8
+        return 32, 8, 2
+    return 64, 8, 2
 
 
 def schedule(
     batch: int, num_rows: int, max_pages: int, multiprocessors: int, num_splits: int | None = None
 ) -> Schedule:
     """Enough splits to fill the device once, each of at least MIN_PAGES pages if all are in use."""
-    rows, warps = _rows(num_rows)
+    rows, warps, step = _tile(num_rows)
     fill = max(1, multiprocessors * RESIDENT_PER_SM // (batch * -(-num_rows // rows)))
     window_splits = min(MAX_WINDOW_SPLITS, fill)
     if num_splits is not None:
-        return Schedule(rows, warps, num_splits, window_splits, 1)
+        return Schedule(rows, warps, step, num_splits, window_splits, 1)
     most = min(MAX_SPLITS, -(-max_pages // MIN_PAGES))
-    return Schedule(rows, warps, max(1, min(fill, most)), window_splits, MIN_PAGES)
+    return Schedule(rows, warps, step, max(1, min(fill, most)), window_splits, MIN_PAGES)
