@@ -76,16 +76,11 @@ class Buffers(NamedTuple):
     lse_BSN: Tensor  # float32
 
 
-def tile_columns(rows: int) -> int:
-    """Heads times query length on the columns of one product."""
-    return 16 if rows <= 16 else 32
 
-
-def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int) -> Buffers:
-    """Room for as many parts as any lengths can give."""
+def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:
+    """Room for as many parts as any lengths can give, with tiles of `columns` columns."""
     q = query.latent_BSNR
     batch, query_len, heads, rank = q.shape
-    columns = tile_columns(query_len * heads)
     tiles = -(-query_len * heads // columns)
     own = max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
     parts = own + batch * tiles
@@ -103,7 +98,7 @@ def make_arguments(
     query: DecodeQuery, view: CacheView, num_splits: int | None, buffers: Buffers
 ) -> Arguments:
     q, q_rope, start = query.latent_BSNR, query.rope_BSNE, view.window_start_B
-    window = view.window_pages_JMC
+    window, columns = view.window_pages_JMC, buffers.part_lse_PH.shape[1]
     batch, query_len, heads, _ = q.shape
     tensors = (
         view.pages_JY,
@@ -134,7 +129,7 @@ def make_arguments(
         batch,
         query_len,
         heads,
-        -(-query_len * heads // tile_columns(query_len * heads)),
+        -(-query_len * heads // columns),
         view.fmt.num_sink_tokens,
         view.fmt.recent_window,
         num_splits or 0,
@@ -148,3 +143,10 @@ def make_arguments(
         *integers,
         query.softmax_scale / math.log(2),
     )
+
+
+def shared_bytes(columns: int, warpgroups: int, stages: int, page_bytes: int) -> int:
+    """SHARED_BYTES of decode.cu."""
+    tile = 32 * columns
+    per_warpgroup = stages * page_bytes + 4 * tile + 4 * 2128 + columns * 32 + 768 + stages * 16 + 32
+    return 41 * tile + columns * 8 + warpgroups * per_warpgroup

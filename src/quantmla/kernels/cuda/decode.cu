@@ -20,6 +20,9 @@
 
 #define LATENT 512
 #define ROPE 64
+#ifndef BLOCKS_PER_SM
+#define BLOCKS_PER_SM 1
+#endif
 #define THREADS (WARPGROUPS * 128)
 #define H2 (HEADS / 2)     // accumulators of a 64-row product, per thread
 #define TILE (32 * HEADS)  // bytes of a B operand [16, HEADS]
@@ -52,6 +55,7 @@
 #define AT_SCHEDULE (AT_COUNT + WARPGROUPS * STAGES * 8)
 #define SHARED_BYTES (AT_SCHEDULE + WARPGROUPS * 32)
 
+#define INFINITE as_float(0x7f800000u)
 #define LOWEST -1e30f
 #define MOST_HALF 0x7400u   // 2^14
 #define RAISE_ABOVE 7.0f    // a new maximum makes the largest probability 2^7
@@ -235,16 +239,16 @@ DEVICE void score_band(const Place& at, u32 x, u32 y, u32 band, float (&acc)[H2]
 DEVICE void score_offsets(const Place& at, u32 stage, float (&s)[H2]) {
   u32 lane = at.lane;
   V4 z = ldmatrix_transposed(at.prepared + SCORE_ZEROS + (lane % 8 + lane / 16 * 8) * 48 + lane / 8 % 2 * 16);
-  u32 a[5][4] = {{z.x, z.y, z.z, z.w}};
+  u32 zero[1][4] = {{z.x, z.y, z.z, z.w}}, mean[4][4];
 #pragma unroll
   for (int k = 0; k < 4; k++) {
-    a[k + 1][0] = a[k + 1][1] = lds32(stage + AT_MEAN + k * 32 + at.pair * 4);
-    a[k + 1][2] = a[k + 1][3] = lds32(stage + AT_MEAN + k * 32 + at.pair * 4 + 16);
+    mean[k][0] = mean[k][1] = lds32(stage + AT_MEAN + k * 32 + at.pair * 4);
+    mean[k][2] = mean[k][3] = lds32(stage + AT_MEAN + k * 32 + at.pair * 4 + 16);
   }
-  mma_fence(a);
-  mma<0>(s, a[0], query_tile(SUMS_TILE));
+  mma_fence(zero), mma_fence(mean);
+  mma<0>(s, zero[0], query_tile(SUMS_TILE));
 #pragma unroll
-  for (int k = 0; k < 4; k++) mma<1>(s, a[k + 1], query_tile(MEAN_TILE + k));
+  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));
   mma_commit();
 }
 
@@ -263,11 +267,13 @@ DEVICE void score_page(const Place& at, u32 stage, float (&s)[H2]) {
   float acc[2][H2];
   u32 lane = at.lane, token = at.warp * 16 + lane % 16;
   u32 rows = stage + token * 128 + ((lane / 16) ^ (lane % 8)) * 16;
-  score_group(at, ldmatrix(rows), 0, acc[0]);
-  V4 next = ldmatrix(rows ^ 32);
   prepare(at, stage);
   sync_warp();
   score_offsets(at, stage, s);
+  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);
+  mma_wait<0>();
+  settle(s);
+  score_group(at, first, 0, acc[0]);
 #pragma unroll
   for (u32 g = 1; g < 8; g++) {
     V4 x = next;
@@ -423,7 +429,7 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
 #pragma unroll
   for (int i = 0; i < H2; i++) {
     int limit = lds32(SHARED_BASE + AT_LIMIT + (i / 4 * 8 + at.pair * 2 + i % 2) * 4);
-    if ((i & 2 ? second : first) > limit) s[i] = -INFINITY;
+    if ((i & 2 ? second : first) > limit) s[i] = -INFINITE;
   }
 }
 
@@ -578,7 +584,7 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
       block[j / 2 * 4 + j % 2] *= factor, block[j / 2 * 4 + j % 2 + 2] *= factor;
     }
     if (at.group == 0 && at.warp == 0 && at.lane < 4) {
-      float lse = sum == 0 ? -INFINITY : most + log2_fast(sum);
+      float lse = sum == 0 ? -INFINITE : most + log2_fast(sum);
       int row = to.tile * HEADS + n;
       if (!to.whole) p.part_lse[to.slot * HEADS + n] = lse;
       else if (row < rows) p.lse[(i64)to.sequence * rows + row] = lse * 0.6931471805599453f;
@@ -664,7 +670,7 @@ DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& 
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
 #pragma unroll
       for (int i = 0; i < H2; i++)
-        if (token + (i & 2 ? 8 : 0) < sinks) s[i] = -INFINITY;
+        if (token + (i & 2 ? 8 : 0) < sinks) s[i] = -INFINITE;
     }
     softmax(at, s, o, l);
     value_page(at, stage, o);
@@ -693,7 +699,7 @@ DEVICE void attend_window(const Arguments& p, const Place& at, int b, int tile, 
   finish(p, at, Output{b, tile, (i64)(all_parts + b) * p.tiles + tile, own_parts == 0}, o, l);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     decode(const __grid_constant__ Arguments p, const __grid_constant__ TensorMap map) {
   u32 lane = thread_index() % 32, warp = uniform(thread_index() / 32);
   Place at;
@@ -738,7 +744,7 @@ extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant_
   u16* out = p.out + (i64)block_index() * LATENT + channel;
   if (p.lengths[(i64)b * p.lengths_stride] <= 0) {
     if (warp == 0) *(V2*)out = V2{0, 0};
-    if (thread_index() == 0) p.lse[block_index()] = -INFINITY;
+    if (thread_index() == 0) p.lse[block_index()] = -INFINITE;
     return;
   }
   int pages = p.part_of[2 * b + 1], count = pages + 1;
@@ -770,5 +776,5 @@ extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant_
   x0 *= inverse, x1 *= inverse, x2 *= inverse, x3 *= inverse;
   *(V2*)out = p.is_bf16 ? V2{pack_bf162(x0, x1), pack_bf162(x2, x3)} : V2{pack_half2(x0, x1), pack_half2(x2, x3)};
   if (lane == 0 && block_index_y() == 0)
-    p.lse[block_index()] = sum == 0 ? -INFINITY : (most + log2_fast(sum)) * 0.6931471805599453f;
+    p.lse[block_index()] = sum == 0 ? -INFINITE : (most + log2_fast(sum)) * 0.6931471805599453f;
 }
