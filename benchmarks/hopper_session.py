@@ -40,8 +40,8 @@ class Trial:
 
 
 NO_SCORES = ("    score_page(at, stage, s);\n", "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n")
-NO_VALUES = ("    value_page(at, stage, o);\n", "")
-NO_SOFTMAX = ("    }\n    softmax(at, s, o, l);\n", "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n")
+NO_VALUES = ("    value_page(at, stage, turn % 2, o);\n", "")
+NO_SOFTMAX = ("    }\n    softmax(at, turn % 2, s, o, l);\n", "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n")
 
 TRIALS = (
     Trial("n16_wg3_st2", 16, 3, 2, full=True),

@@ -148,5 +148,5 @@ def make_arguments(
 def shared_bytes(columns: int, warpgroups: int, stages: int, page_bytes: int) -> int:
     """SHARED_BYTES of decode.cu."""
     tile = 32 * columns
-    per_warpgroup = stages * page_bytes + 4 * tile + 4 * 2128 + columns * 32 + 768 + stages * 16 + 32
+    per_warpgroup = stages * page_bytes + 8 * tile + 4 * 2128 + columns * 32 + 768 + stages * 16 + 32
     return 41 * tile + columns * 8 + warpgroups * per_warpgroup

@@ -10,7 +10,18 @@ from quantmla.errors import QuantMLAError
 if TYPE_CHECKING:  # a process that only compiles does not wait for torch
     from quantmla.quant.layout import PageLayout
 
-SOURCES = ("device.cuh", "schedule.cuh", "decode.cu")
+SOURCES = (
+    "device.cuh",
+    "schedule.cuh",
+    "tile.cuh",
+    "pages.cuh",
+    "content4.cuh",
+    "query.cuh",
+    "window.cuh",
+    "softmax.cuh",
+    "result.cuh",
+    "decode.cu",
+)
 ARCHITECTURE = "sm_90a"
 
 

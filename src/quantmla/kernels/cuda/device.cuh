@@ -25,6 +25,9 @@ DEVICE u32 block_count() { return gridDim.x; }
 DEVICE void check_shared_base() { if ((u32)__cvta_generic_to_shared(dynamic_shared) != SHARED_BASE) __trap(); }
 DEVICE u32 uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
+// A value that is to be kept in a register rather than computed again.
+DEVICE u32 kept(u32 x) { asm volatile("" : "+r"(x)); return x; }
+
 // ---- shared memory
 DEVICE u32 lds32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
 DEVICE float lds_float(u32 a) { return __uint_as_float(lds32(a)); }

@@ -1,0 +1,100 @@
+// What is the same for every width of content: loading, metadata, rope, products.
+
+DEVICE void load_page(const Arguments& p, const TensorMap* map, const Place& at, u32 slot, int number) {
+  u32 to = SHARED_BASE + (at.group * STAGES + slot) * PAGE_BYTES;
+  u32 bar = SHARED_BASE + AT_BARRIER + (at.group * STAGES + slot) * 8;
+  const u8* page = p.pages + number * p.page_stride;
+#if TMA
+  if (at.lane == 0) {
+    barrier_expect(bar, PAGE_BYTES);
+    copy_tile(to, map, number, bar);
+    copy_bulk(to + AT_ROPE, page + AT_ROPE, PAGE_BYTES - AT_ROPE, bar);
+  }
+#else
+#pragma unroll 8
+  for (u32 i = at.lane; i < AT_ROPE / 16; i += 32) {
+    u32 token = i / 16, chunk = i % 16;
+    copy_16(to + chunk / 8 * HALF + token * 128 + ((chunk ^ token) % 8) * 16, page + i * 16);
+  }
+#pragma unroll 8
+  for (u32 i = AT_ROPE + at.lane * 16; i < PAGE_BYTES; i += 512) copy_16(to + i, page + i);
+  copies_arrive(bar);
+#endif
+}
+
+// Scales and zero points in the forms and places in which this warp's threads will want them.
+DEVICE void prepare(const Place& at, u32 stage) {
+  if (at.lane < 20) {  // scores: 10 groups x 2 halves of the warp's 16 tokens
+    V4 s = lds128(stage + AT_SCALES + at.score_source * 2);
+    V2 z = lds64(stage + AT_ZEROS + at.score_source);
+    u32 scale[4] = {s.x, s.y, s.z, s.w}, minus[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      sts_float(at.score_scales + (2 * i) * 8, half_low(scale[i]) * 16777216.0f);
+      sts_float(at.score_scales + (2 * i + 1) * 8, half_high(scale[i]) * 16777216.0f);
+      u32 zero = permute(i < 2 ? z.x : z.y, 0x64646464, i % 2 ? 0x4342 : 0x4140);  // 1024 + zero
+      minus[i] = hmul2(scale[i], hsub2(0x64006400, zero));
+    }
+    sts128(at.score_zeros, V4{minus[0], minus[1], minus[2], minus[3]});
+  }
+  V2 s = lds64(stage + AT_SCALES + at.value_source * 2);
+  u32 z = lds32(stage + AT_ZEROS + at.value_source);
+  // 960 - (1024 + zero)
+  sts64(at.value_target, V2{s.x, hmul2(s.x, hsub2(0x63806380, permute(z, 0x64646464, 0x4140)))});
+  sts64(at.value_target + 80, V2{s.y, hmul2(s.y, hsub2(0x63806380, permute(z, 0x64646464, 0x4342)))});
+}
+
+DEVICE void mask_nibbles(u32 x, u32& n0, u32& n1, u32& n2, u32& n3) {
+  u32 y = x >> 8;
+  n0 = x & 0x000f000f, n1 = x & 0x00f000f0, n2 = y & 0x000f000f, n3 = y & 0x00f000f0;
+}
+
+DEVICE void score_band(const Place& at, u32 x, u32 y, u32 band, float (&acc)[H2]) {
+  u32 a[2][4];  // plane 2i of both rows, then plane 2i + 1
+  mask_nibbles(x, a[0][0], a[0][2], a[1][0], a[1][2]);
+  mask_nibbles(y, a[0][1], a[0][3], a[1][1], a[1][3]);
+  mma_fence(a);
+  mma<0>(acc, a[0], query_tile(ROPE_TILE + band * 2));
+  mma<1>(acc, a[1], query_tile(ROPE_TILE + band * 2 + 1));
+  mma_commit();
+}
+
+// Zero points of all groups, and the page's mean rope key, which is the same in every row.
+DEVICE void score_offsets(const Place& at, u32 stage, float (&s)[H2]) {
+  V4 z = ldmatrix_transposed(at.zero_matrix);
+  u32 zero[1][4] = {{z.x, z.y, z.z, z.w}}, mean[4][4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    mean[k][0] = mean[k][1] = lds32(stage + at.mean + k * 32);
+    mean[k][2] = mean[k][3] = lds32(stage + at.mean + k * 32 + 16);
+  }
+  mma_fence(zero), mma_fence(mean);
+  mma<0>(s, zero[0], query_tile(SUMS_TILE));
+#pragma unroll
+  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));
+  mma_commit();
+}
+
+DEVICE void fold(const Place& at, u32 group, const float (&acc)[H2], float (&s)[H2]) {
+  V2 scale = lds64(at.fold_scales + group * 72);
+  float upper = as_float(scale.x), lower = as_float(scale.y);
+#pragma unroll
+  for (int i = 0; i < H2; i += 4) {
+    s[i] += upper * acc[i], s[i + 1] += upper * acc[i + 1];
+    s[i + 2] += lower * acc[i + 2], s[i + 3] += lower * acc[i + 3];
+  }
+}
+
+DEVICE void add_values(float (&o)[4][H2], u32 (&v)[4][4], u32 probability, u32 k) {
+  u64 p = operand(probability, k);
+  mma_fence(v);
+#pragma unroll
+  for (int plane = 0; plane < 4; plane++) mma<1>(o[plane], v[plane], p);
+  mma_commit();
+}
+
+DEVICE void settle_output(float (&o)[2][4][H2]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) settle(o[i / 4][i % 4]);
+}
+
