@@ -2,7 +2,7 @@
 extern "C" int argument_bytes() { return (int)sizeof(Arguments); }
 extern "C" int shared_bytes() { return SHARED_BYTES; }
 extern "C" void run_decode(const Arguments* p, int blocks) {
-  TensorMap map = {p->pages, p->page_stride};
+  TensorMap map = {p->pages, p->page_stride, AT_ROPE / 8192};
   emulator::blocks_x = (u32)blocks;
   for (int x = 0; x < blocks; x++) {
     emulator::block_x = (u32)x;

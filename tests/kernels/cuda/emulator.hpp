@@ -26,7 +26,7 @@ typedef long long i64;
 
 struct alignas(8) V2 { u32 x, y; };
 struct alignas(16) V4 { u32 x, y, z, w; };
-struct TensorMap { const u8* pages; i64 stride; };
+struct TensorMap { const u8* pages; i64 stride; int halves; };  // 128-byte halves of a row
 
 using std::max;
 using std::min;
@@ -271,16 +271,16 @@ DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
   memcpy(emulator::at(to, 16), from, bytes);
   received(bar, bytes);
 }
-// Box [2 halves][64 rows][64 words] of a page, rows of 128 bytes, swizzled in 16-byte chunks.
+// Box [halves][64 rows][64 words] of a page, rows of 128 bytes, swizzled in 16-byte chunks.
 DEVICE void copy_tile(u32 to, const TensorMap* map, int page, u32 bar) {
   const u8* from = map->pages + page * map->stride;
-  for (int half = 0; half < 2; half++)
+  for (int half = 0; half < map->halves; half++)
     for (int row = 0; row < 64; row++)
       for (int chunk = 0; chunk < 8; chunk++) {
         u32 address = to + half * 8192 + row * 128 + chunk * 16;
-        memcpy(emulator::at(address ^ (address >> 7 & 7) << 4, 16), from + row * 256 + half * 128 + chunk * 16, 16);
+        memcpy(emulator::at(address ^ (address >> 7 & 7) << 4, 16), from + row * 128 * map->halves + half * 128 + chunk * 16, 16);
       }
-  received(bar, 16384);
+  received(bar, 8192 * map->halves);
 }
 DEVICE void copy_16(u32 to, const void* from) { memcpy(emulator::at(to, 16), from, 16); }
 DEVICE void copies_arrive(u32 bar) { emulator::arrive(emulator::barrier(bar)); }

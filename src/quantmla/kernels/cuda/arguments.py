@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.problem import DecodeQuery
+from quantmla.quant.layout import PageLayout
 
 ROUNDS = 8  # parts per thread block at most, unless the batch alone makes more; as in schedule.cuh
 _POINTERS = (
@@ -145,8 +146,9 @@ def make_arguments(
     )
 
 
-def shared_bytes(columns: int, warpgroups: int, stages: int, page_bytes: int) -> int:
-    """SHARED_BYTES of decode.cu."""
+def shared_bytes(columns: int, warpgroups: int, stages: int, layout: PageLayout) -> int:
+    """SHARED_BYTES of tile.cuh."""
     tile = 32 * columns
-    per_warpgroup = stages * page_bytes + 8 * tile + 4 * 2128 + columns * 32 + 768 + stages * 16 + 32
-    return 41 * tile + columns * 8 + warpgroups * per_warpgroup
+    prepared = 2128 if layout.content_row_bytes == 256 else 2640
+    metadata = 4 * prepared + columns * 32 + 768 + stages * 16 + 32
+    return 41 * tile + columns * 8 + warpgroups * (stages * layout.page_bytes + 8 * tile + metadata)

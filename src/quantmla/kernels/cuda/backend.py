@@ -26,8 +26,7 @@ def why_not(problem: Problem) -> str | None:
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return "the package cuda-bindings is not installed"
     wanted = {
-        "content_bits": (fmt.content_bits, 4),
-        "rope_bits": (fmt.rope_bits, 4),
+                "rope_bits": (fmt.rope_bits, 4),
         "group_size": (fmt.group_size, 64),
         "rope_bands": (fmt.rope_bands, 2),
         "rope_centring": (fmt.rope_centring, "page"),
@@ -36,6 +35,8 @@ def why_not(problem: Problem) -> str | None:
         "kv_lora_rank": (problem.kv_lora_rank, 512),
         "qk_rope_head_dim": (problem.qk_rope_head_dim, 64),
     }
+    if fmt.content_bits not in (2, 4):
+        return f"content_bits {fmt.content_bits} is neither 2 nor 4"
     for name, (have, want) in wanted.items():
         if have != want:
             return f"{name} {have!r} is not {want!r}"
@@ -55,7 +56,7 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
     _, query_len, heads, _ = query.latent_BSNR.shape
     layout = view.layout
     variant = variant_for(query_len * heads)
-    shared = shared_bytes(variant.columns, variant.warpgroups, variant.stages, layout.page_bytes)
+    shared = shared_bytes(variant.columns, variant.warpgroups, variant.stages, layout)
     loaded = kernels(defines(variant, layout), shared, device)
     blocks = multiprocessors(device)
     buffers = make_buffers(query, num_splits, blocks, variant.columns)

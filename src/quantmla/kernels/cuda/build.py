@@ -15,7 +15,7 @@ SOURCES = (
     "schedule.cuh",
     "tile.cuh",
     "pages.cuh",
-    "content4.cuh",
+    "content{bits}.cuh",
     "query.cuh",
     "window.cuh",
     "softmax.cuh",
@@ -47,6 +47,7 @@ def source(name: str) -> str:
 def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
     """Macros of a variant, and of the page's bytes, as compiler options."""
     values = {
+        "CONTENT_BITS": layout.content_row_bytes // 64,
         "HEADS": variant.columns,
         "WARPGROUPS": variant.warpgroups,
         "STAGES": variant.stages,
@@ -61,15 +62,16 @@ def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
     return own + tuple(f"-D{name}" for name in variant.defines)
 
 
-def text() -> str:
-    """All sources as one translation unit."""
-    return "\n".join(source(name) for name in SOURCES).replace("#pragma once", "")
+def text(macros: tuple[str, ...]) -> str:
+    """All sources as one translation unit, for the content's bits."""
+    (bits,) = (macro.removeprefix("-DCONTENT_BITS=") for macro in macros if "CONTENT_BITS" in macro)
+    return "\n".join(source(name.format(bits=bits)) for name in SOURCES).replace("#pragma once", "")
 
 
 @cache
 def cubin(macros: tuple[str, ...]) -> bytes:
     """Machine code for Hopper of what `defines` describes; needs no GPU."""
-    return compile_text(text(), macros)
+    return compile_text(text(macros), macros)
 
 
 def compile_text(code: str, macros: tuple[str, ...]) -> bytes:

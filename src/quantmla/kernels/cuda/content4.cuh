@@ -1,5 +1,13 @@
 // Content of 4 bits: word j of a row holds channels 4j to 4j + 3, a group is 16 words.
 
+DEVICE void prepare_values(const Place& at, u32 stage) {
+  V2 s = lds64(stage + AT_SCALES + at.value_source * 2);
+  u32 z = lds32(stage + AT_ZEROS + at.value_source);
+  // 960 - (1024 + zero)
+  sts64(at.value_target, V2{s.x, hmul2(s.x, hsub2(0x63806380, first_zeros(z)))});
+  sts64(at.value_target + VALUE_PAIR_BYTES, V2{s.y, hmul2(s.y, hsub2(0x63806380, second_zeros(z)))});
+}
+
 DEVICE void score_group(const Place& at, V4 x, u32 group, float (&acc)[H2]) {
   u32 a[4][4];
   mask_nibbles(x.x, a[0][0], a[1][0], a[2][0], a[3][0]);
@@ -18,7 +26,8 @@ DEVICE void score_group(const Place& at, V4 x, u32 group, float (&acc)[H2]) {
 DEVICE void score_page(const Place& at, u32 stage, float (&s)[H2]) {
   float acc[2][H2];
   u32 rows = stage + at.score_rows;
-  prepare(at, stage);
+  prepare_scores(at, stage);
+  prepare_values(at, stage);
   sync_warp();
   score_offsets(at, stage, s);
   V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);
@@ -66,7 +75,7 @@ DEVICE void value_page(const Place& at, u32 stage, u32 buffer, float (&o)[2][4][
     V4 x = next, s = next_scale;
     if (i < 7) {
       next = ldmatrix_transposed(rows + (i + 1) % 2 * HALF + (i + 1) / 2 * 2048);
-      next_scale = lds128(scales + (i + 1) % 2 * 320 + (i + 1) / 2 * 16);
+      next_scale = lds128(scales + (i + 1) % 2 * VALUE_GROUP_BYTES + (i + 1) / 2 * 16);
     }
     u32 v[4][4];
     scale_nibbles(x.x, s.x, s.y, v[0][0], v[1][0], v[2][0], v[3][0]);
@@ -79,3 +88,72 @@ DEVICE void value_page(const Place& at, u32 stage, u32 buffer, float (&o)[2][4][
   mma_wait<0>();
   settle_output(o);
 }
+
+// Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Upper
+// nibbles are read as 16 n. Returns the sum of the rounded values.
+DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
+  float sum = 0;
+#pragma unroll
+  for (int plane = 0; plane < 4; plane++) {
+    float down = plane & 1 ? 0.0625f : 1.0f, up = plane & 1 ? 16.0f : 1.0f;
+    u32 two = pack_half2(x[plane] * down, x[4 + plane] * down);
+    sts32(at + plane * TILE + element(2 * part, n), two);
+    sum += up * (half_low(two) + half_high(two));
+  }
+  return sum;
+}
+
+// Products of bf16 rows with the query's tiles; upper nibbles' tiles go to `odd`.
+DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2], float (&odd)[H2]) {
+#pragma unroll 1
+  for (u32 g = 0; g < 8; g++) {
+    // 8 channels: the words 2 pair and 2 pair + 1 of the upper and the lower 8 words of the group
+    u32 channel = g * 64 + at.pair * 8;
+    V4 x[4] = {global_16(upper, channel), global_16(lower, channel), global_16(upper, channel + 32),
+               global_16(lower, channel + 32)};
+    u32 a[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      a[0][i] = halves(x[i].x << 16, x[i].z << 16), a[1][i] = halves(x[i].x, x[i].z);
+      a[2][i] = halves(x[i].y << 16, x[i].w << 16), a[3][i] = halves(x[i].y, x[i].w);
+    }
+    settle(s), settle(odd);
+    mma_fence(a);
+    mma<1>(s, a[0], query_tile(g * 4));
+    mma<1>(odd, a[1], query_tile(g * 4 + 1));
+    mma<1>(s, a[2], query_tile(g * 4 + 2));
+    mma<1>(odd, a[3], query_tile(g * 4 + 3));
+    mma_commit();
+    mma_wait<0>();
+    settle(s), settle(odd);
+  }
+}
+
+DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
+  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
+#pragma unroll 1
+  for (u32 k = 0; k < 4; k++) {
+    u64 row[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) row[i] = row_address(at, k * 16 + at.pair * 2 + i / 2 * 8 + i % 2);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      u32 v[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {  // word + 8 (i % 2), tokens + 8 (i / 2)
+        u32 bytes = (half * 64 + at.warp * 16 + at.row + i % 2 * 8) * 8;
+        u64 r0 = row[i / 2 * 2], r1 = row[i / 2 * 2 + 1];
+        V2 x = r0 ? *(const V2*)(r0 + bytes) : V2{0, 0}, y = r1 ? *(const V2*)(r1 + bytes) : V2{0, 0};
+        v[0][i] = halves(x.x << 16, y.x << 16), v[1][i] = halves(x.x, y.x);
+        v[2][i] = halves(x.y << 16, y.y << 16), v[3][i] = halves(x.y, y.y);
+      }
+      settle_output(o);
+      add_values(o[half], v, probability, k);
+      mma_wait<0>();
+      settle_output(o);
+    }
+  }
+}
+
+// First of the four channels whose outputs are planes o[half][0..3] of a word.
+DEVICE u32 output_channel(u32 word, u32 half) { return 4 * (half * 64 + word); }

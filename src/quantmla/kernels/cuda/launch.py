@@ -53,19 +53,19 @@ def load(image: bytes, shared_bytes: int, device: torch.device) -> Kernels:
 
 
 @cache
-def tensor_map(pointer: int, page_stride: int, num_pages: int) -> Any:
+def tensor_map(pointer: int, row_bytes: int, page_stride: int, num_pages: int) -> Any:
     """Content of a pool of pages as [page][128-byte half of a row][token][word], swizzled on arrival."""
     from cuda.bindings import driver
 
-    u64, u32 = driver.cuuint64_t, driver.cuuint32_t
+    u64, u32, halves = driver.cuuint64_t, driver.cuuint32_t, row_bytes // 128
     return check(
         driver.cuTensorMapEncodeTiled(
             driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
             4,
             pointer,
-            [u64(64), u64(64), u64(2), u64(num_pages)],
-            [u64(256), u64(128), u64(page_stride)],
-            [u32(64), u32(64), u32(2), u32(1)],
+            [u64(64), u64(64), u64(halves), u64(num_pages)],
+            [u64(row_bytes), u64(128), u64(page_stride)],
+            [u32(64), u32(64), u32(halves), u32(1)],
             [u32(1), u32(1), u32(1), u32(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -81,9 +81,9 @@ def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, bl
     pointer = ctypes.addressof(arguments)
     stream = torch.cuda.current_stream(pages.device).cuda_stream
     with torch.cuda.device(pages.device):
-        parameters = (ctypes.c_void_p * 2)(
-            pointer, tensor_map(pages.data_ptr(), pages.stride(0), pages.shape[0]).getPtr()
-        )
+        row_bytes = view.layout.content_row_bytes
+        content = tensor_map(pages.data_ptr(), row_bytes, pages.stride(0), pages.shape[0])
+        parameters = (ctypes.c_void_p * 2)(pointer, content.getPtr())
         _launch(loaded.decode, (blocks, 1), threads, loaded.shared_bytes, (stream, parameters, False))
         rows = arguments.batch * arguments.query_len * arguments.heads
         only = (ctypes.c_void_p * 1)(pointer)

@@ -13,7 +13,7 @@ DEVICE void load_page(const Arguments& p, const TensorMap* map, const Place& at,
 #else
 #pragma unroll 8
   for (u32 i = at.lane; i < AT_ROPE / 16; i += 32) {
-    u32 token = i / 16, chunk = i % 16;
+    u32 token = i / (AT_ROPE / 1024), chunk = i % (AT_ROPE / 1024);
     copy_16(to + chunk / 8 * HALF + token * 128 + ((chunk ^ token) % 8) * 16, page + i * 16);
   }
 #pragma unroll 8
@@ -22,8 +22,12 @@ DEVICE void load_page(const Arguments& p, const TensorMap* map, const Place& at,
 #endif
 }
 
+// {1024 + zero} of tokens 0, 1 and of tokens 2, 3.
+DEVICE u32 first_zeros(u32 z) { return permute(z, 0x64646464, 0x4140); }
+DEVICE u32 second_zeros(u32 z) { return permute(z, 0x64646464, 0x4342); }
+
 // Scales and zero points in the forms and places in which this warp's threads will want them.
-DEVICE void prepare(const Place& at, u32 stage) {
+DEVICE void prepare_scores(const Place& at, u32 stage) {
   if (at.lane < 20) {  // scores: 10 groups x 2 halves of the warp's 16 tokens
     V4 s = lds128(stage + AT_SCALES + at.score_source * 2);
     V2 z = lds64(stage + AT_ZEROS + at.score_source);
@@ -32,16 +36,11 @@ DEVICE void prepare(const Place& at, u32 stage) {
     for (int i = 0; i < 4; i++) {
       sts_float(at.score_scales + (2 * i) * 8, half_low(scale[i]) * 16777216.0f);
       sts_float(at.score_scales + (2 * i + 1) * 8, half_high(scale[i]) * 16777216.0f);
-      u32 zero = permute(i < 2 ? z.x : z.y, 0x64646464, i % 2 ? 0x4342 : 0x4140);  // 1024 + zero
+      u32 word = i < 2 ? z.x : z.y, zero = i % 2 ? second_zeros(word) : first_zeros(word);
       minus[i] = hmul2(scale[i], hsub2(0x64006400, zero));
     }
     sts128(at.score_zeros, V4{minus[0], minus[1], minus[2], minus[3]});
   }
-  V2 s = lds64(stage + AT_SCALES + at.value_source * 2);
-  u32 z = lds32(stage + AT_ZEROS + at.value_source);
-  // 960 - (1024 + zero)
-  sts64(at.value_target, V2{s.x, hmul2(s.x, hsub2(0x63806380, permute(z, 0x64646464, 0x4140)))});
-  sts64(at.value_target + 80, V2{s.y, hmul2(s.y, hsub2(0x63806380, permute(z, 0x64646464, 0x4342)))});
 }
 
 DEVICE void mask_nibbles(u32 x, u32& n0, u32& n1, u32& n2, u32& n3) {
@@ -98,3 +97,17 @@ DEVICE void settle_output(float (&o)[2][4][H2]) {
   for (int i = 0; i < 8; i++) settle(o[i / 4][i % 4]);
 }
 
+// ---- bf16 rows: 0 is the address of a row of zeros
+
+DEVICE u32 halves(u32 low, u32 high) {  // two bf16 in the upper 16 bits to float16
+  return pack_half2(as_float(low & 0xffff0000), as_float(high & 0xffff0000));
+}
+
+DEVICE V4 global_16(u64 row, u32 channel) {
+  return row ? *(const V4*)(row + channel * 2) : V4{0, 0, 0, 0};
+}
+
+DEVICE u64 row_address(const Place& at, u32 i) {
+  V2 a = lds64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8);
+  return (u64)a.y << 32 | a.x;
+}

@@ -7,19 +7,6 @@ DEVICE void read_eight(const u16* from, int is_bf16, float scale, float (&x)[8])
   for (int i = 0; i < 8; i++) x[i] = to_float(from[i], is_bf16) * scale;
 }
 
-// Eight channels = words j, j + 1 of one group: 4 planes; returns the sum of the rounded values.
-DEVICE float store_planes(u32 at, u32 j, u32 n, const float (&x)[8]) {
-  float sum = 0;
-#pragma unroll
-  for (int plane = 0; plane < 4; plane++) {
-    float down = plane & 1 ? 0.0625f : 1.0f, up = plane & 1 ? 16.0f : 1.0f;
-    u32 two = pack_half2(x[plane] * down, x[4 + plane] * down);
-    sts32(at + plane * TILE + element(j, n), two);
-    sum += up * (half_low(two) + half_high(two));
-  }
-  return sum;
-}
-
 // One warp brings one row of the query to shared memory: float16 with its own power of two.
 DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, int row) {
   float low[8] = {}, high[8] = {}, rope[2] = {};
@@ -43,9 +30,9 @@ DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, i
   for (int i = 0; i < 8; i++) low[i] *= up, high[i] *= up;
   rope[0] *= up, rope[1] *= up;
 
-  u32 query = SHARED_BASE + AT_QUERY, group = lane / 8, j = (lane % 8) * 2;
-  float sum_low = store_planes(query + group * 4 * TILE, j, n, low);
-  float sum_high = store_planes(query + (4 + group) * 4 * TILE, j, n, high);
+  u32 query = SHARED_BASE + AT_QUERY, group = lane / 8;
+  float sum_low = store_planes(query + group * 4 * TILE, lane % 8, n, low);
+  float sum_high = store_planes(query + (4 + group) * 4 * TILE, lane % 8, n, high);
 
   u32 as_is = pack_half2(rope[0], rope[1]);
   sts32(query + (MEAN_TILE + lane / 8) * TILE + element(2 * lane % 16, n), as_is);

@@ -60,7 +60,7 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
 #pragma unroll
     for (int k = 0; k < 2 * H2; k++) {
       int half = k / H2, at_k = k % H2, n = at_k / 4 * 8 + at.pair * 2 + at_k % 2, row = to.tile * HEADS + n;
-      u32 channel = 4 * (half * 64 + at.warp * 16 + at.row + (at_k & 2 ? 8 : 0));
+      u32 channel = output_channel(at.warp * 16 + at.row + (at_k & 2 ? 8 : 0), half);
       float x0 = o[half][0][at_k], x1 = o[half][1][at_k], x2 = o[half][2][at_k], x3 = o[half][3][at_k];
       if (!to.whole) {
         *(V4*)(p.part_out + (to.slot * HEADS + n) * LATENT + channel) = V4{as_bits(x0), as_bits(x1), as_bits(x2), as_bits(x3)};

@@ -10,7 +10,7 @@
 #define TILE (32 * HEADS)  // bytes of a B operand [16, HEADS]
 #define HALF (64 * 128)    // bytes of 64 rows of 128 bytes
 
-// Query tiles: content [8 groups][4 planes], rope [2 bands][2], rope as it is [4], sums per group.
+// Query tiles: content [8 groups][4], rope [2 bands][2], rope as it is [4], sums per group.
 #define ROPE_TILE 32
 #define MEAN_TILE 36
 #define SUMS_TILE 40
@@ -19,8 +19,19 @@
 // What a warp makes of a page's scales and zero points, for itself.
 #define SCORE_SCALES 0        // float32 [10 groups][8 rows][row, row + 8], rows of 72 bytes
 #define SCORE_ZEROS 720       // float16 [16 groups][16 tokens], rows of 48 bytes: -scale * zero
-#define VALUE_SCALES 1488     // {scale, -scale (64 + zero)} [2 groups][4][8] token pairs, 320 and 80 bytes
-#define PREPARED 2128
+#if CONTENT_BITS == 4
+#define VALUE_BYTES 8          // of an entry: scale, -scale (64 + zero)
+#define VALUE_PAIR_BYTES 80    // of 8 entries, and room against bank conflicts
+#define VALUE_GROUP_BYTES 320
+#define VALUE_GROUP(warp, i) (warp + 4 * i)  // groups of the words that are a warp's rows
+#else
+#define VALUE_BYTES 16         // scale, -scale (16 + zero), -scale (4 + zero), unused
+#define VALUE_PAIR_BYTES 144
+#define VALUE_GROUP_BYTES 576
+#define VALUE_GROUP(warp, i) (2 * warp + i)
+#endif
+#define VALUE_SCALES 1488     // for values, of token pairs [2 groups][4][8]: entries as content*.cuh says
+#define PREPARED (VALUE_SCALES + 2 * VALUE_GROUP_BYTES)
 
 #define AT_QUERY (WARPGROUPS * STAGES * PAGE_BYTES)
 // Probabilities [WARPGROUPS][2][4]: a warp may write the next while another still reads the last.
@@ -87,8 +98,9 @@ DEVICE void find_place(Place& at) {
   at.score_zeros = kept(at.prepared + SCORE_ZEROS + group * 48 + part * 16);
   at.zero_matrix = kept(at.prepared + SCORE_ZEROS + (eighth + half * 8) * 48 + lane / 8 % 2 * 16);
   at.fold_scales = kept(at.prepared + SCORE_SCALES + at.row * 8);
-  at.value_source = kept((at.warp + 4 * half) * PAGE_SIZE + four * 4);
-  at.value_target = kept(at.prepared + VALUE_SCALES + half * 320 + four % 2 * 160 + four / 2 * 8);
-  at.value_scales = kept(at.prepared + VALUE_SCALES + at.pair * 80);
+  at.value_source = kept(VALUE_GROUP(at.warp, half) * PAGE_SIZE + four * 4);
+  at.value_target = kept(at.prepared + VALUE_SCALES + half * VALUE_GROUP_BYTES + four % 2 * 2 * VALUE_PAIR_BYTES +
+                         four / 2 * VALUE_BYTES);
+  at.value_scales = kept(at.prepared + VALUE_SCALES + at.pair * VALUE_PAIR_BYTES);
   at.p_store = kept(at.p_tile + (2 * at.warp + lane / 8 % 2) * (HEADS * 16) + half * 128 + eighth * 16);
 }
