@@ -4,7 +4,7 @@
 
 Compiles all variants in parallel, then a worker process checks and times them one by one; a worker
 that hangs or dies is replaced, and only the variant it was at is lost. Writes results.json, notes.md
-and, if there is time, ncu.txt. With --profile the worker makes one call of the first variant only.
+and, if there is time, ncu.txt. For compute-sanitizer: --check FOLDER TRIAL, with a small --pool.
 """
 
 import argparse
@@ -37,6 +37,7 @@ class Trial:
     right: bool = True  # False: a part of the work is left out, to see what it costs
     only_if_wrong: bool = False  # a fallback: tried if the first trial is wrong
     full: bool = False  # timed on every shape
+    fmt: str = "c4r4"
 
 
 NO_SCORES = ("    score_page(at, stage, s);\n", "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n")
@@ -46,6 +47,9 @@ NO_SOFTMAX = ("    }\n    softmax(at, turn % 2, s, o, l);\n", "    }\n    for (i
 TRIALS = (
     Trial("n16_wg3_st2", 16, 3, 2, full=True),
     Trial("n32_wg2_st3", 32, 2, 3, full=True),
+    Trial("c2_n16_wg3_st2", 16, 3, 2, fmt="c2r4"),
+    Trial("c2_n16_wg3_st3", 16, 3, 3, fmt="c2r4"),
+    Trial("c2_n32_wg2_st3", 32, 2, 3, fmt="c2r4"),
     Trial("n16_wg3_st2_cpasync", 16, 3, 2, tma=False),
     Trial("n32_wg2_st3_cpasync", 32, 2, 3, tma=False, only_if_wrong=True),
     Trial("n16_wg2_st2_cpasync", 16, 2, 2, tma=False, only_if_wrong=True),
@@ -55,9 +59,7 @@ TRIALS = (
     Trial("n16_wg2_st4", 16, 2, 4),
     Trial("n16_wg1_st2_x3", 16, 1, 2, per_sm=3, defines=("BLOCKS_PER_SM=3",)),
     Trial("n16_wg1_st3_x2", 16, 1, 3, per_sm=2, defines=("BLOCKS_PER_SM=2",)),
-    Trial("n16_wg4_st2", 16, 4, 2),
     Trial("n32_wg1_st2_x2", 32, 1, 2, per_sm=2, defines=("BLOCKS_PER_SM=2",)),
-    Trial("n32_wg3_st2", 32, 3, 2),
     Trial("n16_loads_only", 16, 3, 2, replace=(NO_SCORES, NO_SOFTMAX, NO_VALUES), right=False),
     Trial("n16_no_values", 16, 3, 2, replace=(NO_VALUES,), right=False),
     Trial("n16_no_scores", 16, 3, 2, replace=(NO_SCORES,), right=False),
@@ -80,11 +82,11 @@ CHECKS = (
 )
 
 
-def layout():
+def layout(fmt: str):
     from quantmla.quant.format import parse_format
     from quantmla.quant.layout import page_layout
 
-    return page_layout(RANK, ROPE, parse_format("c4r4"))
+    return page_layout(RANK, ROPE, parse_format(fmt))
 
 
 # ---------------------------------------------------------------- compile
@@ -97,12 +99,13 @@ def prepare_trial(trial: Trial, folder: Path) -> str:
     variant = Variant(
         columns=trial.columns, warpgroups=trial.warpgroups, stages=trial.stages, tma=trial.tma, defines=trial.defines
     )
-    code = text()
+    macros = defines(variant, layout(trial.fmt))
+    code = text(macros)
     for old, new in trial.replace:
         if old not in code:
             return f"cannot replace {old!r}"
         code = code.replace(old, new)
-    job = {"code": code, "macros": defines(variant, layout())}
+    job = {"code": code, "macros": macros}
     (folder / f"{trial.name}.job").write_text(json.dumps(job))
     return ""
 
@@ -139,9 +142,9 @@ class Worker:
         from quantmla.quant.format import parse_format
 
         self.torch, self.folder, self.fmt = torch, folder, parse_format("c4r4")
+        self.pools = {}
         self.device = torch.device("cuda:0")
         self.generator = torch.Generator(self.device).manual_seed(1)
-        self.pool = None
         torch.cuda.init()
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
 
@@ -152,20 +155,24 @@ class Worker:
     def rand(self, *shape):
         return self.torch.randn(*shape, generator=self.generator, device=self.device)
 
+    def use(self, fmt: str) -> None:
+        from quantmla.quant.format import parse_format
+
+        self.fmt = parse_format(fmt)
+
     def pages(self):
         """Random pages with plausible scales."""
-        torch, lay = self.torch, layout()
-        if self.pool is None:
-            pool = torch.randint(0, 256, (POOL_PAGES, lay.page_bytes), dtype=torch.uint8, device=self.device, generator=self.generator)
-            groups = lay.content_groups + lay.rope_groups
-            scales = (torch.rand(POOL_PAGES, groups * PAGE, device=self.device, generator=self.generator) * 0.3 + 0.05).half()
+        torch, lay, g, device = self.torch, layout(self.fmt.name), self.generator, self.device
+        if self.fmt.name not in self.pools:
+            self.pools.clear()
+            pool = torch.randint(0, 256, (POOL_PAGES, lay.page_bytes), dtype=torch.uint8, device=device, generator=g)
+            shape, top = (POOL_PAGES, (lay.content_groups + lay.rope_groups) * PAGE), 2**self.fmt.content_bits
+            scales = (torch.rand(shape, device=device, generator=g) * 4 / top + 0.05).half()
             pool[:, lay.scales] = scales.view(torch.uint8)
-            pool[:, lay.zero_points] = torch.randint(
-                0, 16, (POOL_PAGES, groups * PAGE), dtype=torch.uint8, device=self.device, generator=self.generator
-            )
+            pool[:, lay.zero_points] = torch.randint(0, top, shape, dtype=torch.uint8, device=device, generator=g)
             pool[:, lay.mean] = self.rand(POOL_PAGES, ROPE).half().view(torch.uint8)
-            self.pool = pool
-        return self.pool
+            self.pools[self.fmt.name] = pool
+        return self.pools[self.fmt.name]
 
     def view(self, lengths, first_page: int = 0):
         from quantmla.cache.view import CacheView
@@ -201,7 +208,7 @@ class Worker:
         from quantmla.kernels.cuda.arguments import shared_bytes
         from quantmla.kernels.cuda.launch import load
 
-        shared = shared_bytes(trial.columns, trial.warpgroups, trial.stages, layout().page_bytes)
+        shared = shared_bytes(trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt))
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
         return load(image, shared, self.device)
 
@@ -267,10 +274,12 @@ class Worker:
         ps = us * 1e6 / (context * batch)
         self.note(
             kind="time", trial=trial.name, heads=heads, context=context, batch=batch, us=us, ps_per_token=ps,
-            right=trial.right, terabytes_per_second=320 * context * batch / us / 1e6,
+            right=trial.right, format=trial.fmt,
+            terabytes_per_second=layout(trial.fmt).page_bytes / PAGE * context * batch / us / 1e6,
         )
 
     def trial(self, trial: Trial) -> None:
+        self.use(trial.fmt)
         loaded = self.load(trial)
         good = self.check(trial, loaded) if trial.right else True
         self.note(kind="checked", trial=trial.name, good=good)
@@ -294,11 +303,17 @@ def work(folder: Path, names: list[str]) -> None:
                 raise
 
 
-def profile(folder: Path, name: str) -> None:
-    """A call of one trial, for a profiler or a sanitizer."""
+def single(folder: Path, name: str, checks: bool) -> None:
+    """Two calls of one trial, or its checks, for a profiler or a sanitizer."""
     worker = Worker(folder)
     trial = next(t for t in TRIALS if t.name == name)
+    worker.use(trial.fmt)
+    if not (folder / f"{name}.cubin").exists():
+        print(compile_all([trial], folder))
     loaded = worker.load(trial)
+    if checks:
+        print(worker.check(trial, loaded))
+        return
     heads, context, batch = MAIN_SHAPE[trial.columns]
     view, query = worker.view([context] * batch), worker.query(batch, 1, heads)
     for _ in range(2):
@@ -370,16 +385,20 @@ def main() -> None:
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("--seconds", type=float, default=165)
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--pool", type=int, default=POOL_PAGES, help="pages of 64 tokens")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--profile", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--profile", nargs=2, metavar=("FOLDER", "TRIAL"), help="two calls of one trial")
+    parser.add_argument("--check", nargs=2, metavar=("FOLDER", "TRIAL"), help="the checks of one trial")
     args = parser.parse_args()
+    globals()["POOL_PAGES"] = args.pool
     if args.work:
         return work(Path(args.work[0]), args.work[1:])
     if args.compile:
         return compile_job(Path(args.compile[0]), args.compile[1])
-    if args.profile:
-        return profile(Path(args.profile[0]), args.profile[1])
+    if args.profile or args.check:
+        folder, name = args.profile or args.check
+        return single(Path(folder), name, bool(args.check))
     start = time.time()
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
