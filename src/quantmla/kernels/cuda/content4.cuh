@@ -27,13 +27,13 @@ DEVICE void score_page(const Place& at, u32 stage, float (&s)[H2]) {
   float acc[2][H2];
   u32 rows = stage + at.score_rows;
   prepare_scores(at, stage);
-  prepare_values(at, stage);
   sync_warp();
   score_offsets(at, stage, s);
   V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);
   mma_wait<0>();
   settle(s);
   score_group(at, first, 0, acc[0]);
+  prepare_values(at, stage);  // for after the next barrier
 #pragma unroll
   for (u32 g = 1; g < 8; g++) {
     V4 x = next;
