@@ -129,6 +129,7 @@ DEVICE u32 block_index_y() { return emulator::block_y; }
 DEVICE u32 block_count() { return emulator::blocks_x; }
 
 DEVICE u32 kept(u32 x) { return x; }
+DEVICE void prefetch(u64 address) { __builtin_prefetch((const void*)address); }
 DEVICE u32 lds32(u32 a) { return emulator::load<u32>(a); }
 DEVICE float lds_float(u32 a) { return emulator::load<float>(a); }
 DEVICE V2 lds64(u32 a) { return emulator::load<V2>(a); }

@@ -118,55 +118,23 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
 // Products of bf16 rows with the query's tiles: those of planes 2, 3, 6 and 7 go to `odd`.
 DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2], float (&odd)[H2]) {
 #pragma unroll 1
-  for (u32 g = 0; g < 8; g++) {
-    u32 channel = g * 64 + at.pair * 16;  // the words 2 pair and 2 pair + 1
-    V4 x[2][2] = {{global_16(upper, channel), global_16(upper, channel + 8)},
-                  {global_16(lower, channel), global_16(lower, channel + 8)}};
-    u32 a[4][4];
+  for (u32 g = 0; g < 8; g += 2) {
+    V4 x[2][2][2];  // group, row, word 2 pair and 2 pair + 1
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      u32 first[4] = {x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w}, second[4] = {x[i][1].x, x[i][1].y, x[i][1].z, x[i][1].w};
+    for (int i = 0; i < 8; i++) x[i / 4][i / 2 % 2][i % 2] = global_16(i / 2 % 2 ? lower : upper, (g + i / 4) * 64 + at.pair * 16 + i % 2 * 8);
+    u32 a[2][4][4];
 #pragma unroll
-      for (int t = 0; t < 4; t++) {
-        a[t][i] = halves(first[t] << 16, second[t] << 16);
-        a[t][2 + i] = hmul2(halves(first[t], second[t]), 0x44004400);  // the query of odd planes carries 1/4 more
+    for (int i = 0; i < 4; i++) {
+      V4 one = x[i / 2][i % 2][0], two = x[i / 2][i % 2][1];
+      u32 first[4] = {one.x, one.y, one.z, one.w}, second[4] = {two.x, two.y, two.z, two.w};
+#pragma unroll
+      for (int tile = 0; tile < 4; tile++) {
+        a[i / 2][tile][i % 2] = halves(first[tile] << 16, second[tile] << 16);
+        // the query of odd planes carries 1/4 more
+        a[i / 2][tile][2 + i % 2] = hmul2(halves(first[tile], second[tile]), 0x44004400);
       }
     }
-    settle(s), settle(odd);
-    mma_fence(a);
-    mma<1>(s, a[0], query_tile(g * 4));
-    mma<1>(odd, a[1], query_tile(g * 4 + 1));
-    mma<1>(s, a[2], query_tile(g * 4 + 2));
-    mma<1>(odd, a[3], query_tile(g * 4 + 3));
-    mma_commit();
-    mma_wait<0>();
-    settle(s), settle(odd);
-  }
-}
-
-DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
-#pragma unroll 1
-  for (u32 k = 0; k < 4; k++) {
-    u64 row[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) row[i] = row_address(at, k * 16 + at.pair * 2 + i / 2 * 8 + i % 2);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {  // planes 4 half to 4 half + 3
-      u32 v[4][4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {  // word + 8 (i % 2), tokens + 8 (i / 2)
-        u32 bytes = (at.warp * 16 + at.row + i % 2 * 8) * 16 + half * 8;
-        u64 r0 = row[i / 2 * 2], r1 = row[i / 2 * 2 + 1];
-        V2 x = r0 ? *(const V2*)(r0 + bytes) : V2{0, 0}, y = r1 ? *(const V2*)(r1 + bytes) : V2{0, 0};
-        v[0][i] = halves(x.x << 16, y.x << 16), v[1][i] = halves(x.x, y.x);
-        v[2][i] = halves(x.y << 16, y.y << 16), v[3][i] = halves(x.y, y.y);
-      }
-      settle_output(o);
-      add_values(o[half], v, probability, k);
-      mma_wait<0>();
-      settle_output(o);
-    }
+    add_row_products(a, g, s, odd);
   }
 }
 

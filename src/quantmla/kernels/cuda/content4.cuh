@@ -106,52 +106,24 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
 // Products of bf16 rows with the query's tiles; upper nibbles' tiles go to `odd`.
 DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2], float (&odd)[H2]) {
 #pragma unroll 1
-  for (u32 g = 0; g < 8; g++) {
-    // 8 channels: the words 2 pair and 2 pair + 1 of the upper and the lower 8 words of the group
-    u32 channel = g * 64 + at.pair * 8;
-    V4 x[4] = {global_16(upper, channel), global_16(lower, channel), global_16(upper, channel + 32),
-               global_16(lower, channel + 32)};
-    u32 a[4][4];
+  for (u32 g = 0; g < 8; g += 2) {
+    V4 x[2][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      a[0][i] = halves(x[i].x << 16, x[i].z << 16), a[1][i] = halves(x[i].x, x[i].z);
-      a[2][i] = halves(x[i].y << 16, x[i].w << 16), a[3][i] = halves(x[i].y, x[i].w);
+    for (u32 i = 0; i < 2; i++) {
+      // 8 channels: the words 2 pair and 2 pair + 1 of the upper and the lower 8 words of the group
+      u32 channel = (g + i) * 64 + at.pair * 8;
+      x[i][0] = global_16(upper, channel), x[i][1] = global_16(lower, channel);
+      x[i][2] = global_16(upper, channel + 32), x[i][3] = global_16(lower, channel + 32);
     }
-    settle(s), settle(odd);
-    mma_fence(a);
-    mma<1>(s, a[0], query_tile(g * 4));
-    mma<1>(odd, a[1], query_tile(g * 4 + 1));
-    mma<1>(s, a[2], query_tile(g * 4 + 2));
-    mma<1>(odd, a[3], query_tile(g * 4 + 3));
-    mma_commit();
-    mma_wait<0>();
-    settle(s), settle(odd);
-  }
-}
-
-DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
-#pragma unroll 1
-  for (u32 k = 0; k < 4; k++) {
-    u64 row[4];
+    u32 a[2][4][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) row[i] = row_address(at, k * 16 + at.pair * 2 + i / 2 * 8 + i % 2);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      u32 v[4][4];
-#pragma unroll
-      for (int i = 0; i < 4; i++) {  // word + 8 (i % 2), tokens + 8 (i / 2)
-        u32 bytes = (half * 64 + at.warp * 16 + at.row + i % 2 * 8) * 8;
-        u64 r0 = row[i / 2 * 2], r1 = row[i / 2 * 2 + 1];
-        V2 x = r0 ? *(const V2*)(r0 + bytes) : V2{0, 0}, y = r1 ? *(const V2*)(r1 + bytes) : V2{0, 0};
-        v[0][i] = halves(x.x << 16, y.x << 16), v[1][i] = halves(x.x, y.x);
-        v[2][i] = halves(x.y << 16, y.y << 16), v[3][i] = halves(x.y, y.y);
-      }
-      settle_output(o);
-      add_values(o[half], v, probability, k);
-      mma_wait<0>();
-      settle_output(o);
+    for (int i = 0; i < 8; i++) {
+      V4 y = x[i / 4][i % 4];
+      u32(&to)[4][4] = a[i / 4];
+      to[0][i % 4] = halves(y.x << 16, y.z << 16), to[1][i % 4] = halves(y.x, y.z);
+      to[2][i % 4] = halves(y.y << 16, y.w << 16), to[3][i % 4] = halves(y.y, y.w);
     }
+    add_row_products(a, g, s, odd);
   }
 }
 

@@ -83,15 +83,14 @@ DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& 
 
 // The part of a sequence that is in bf16: the window, and the sinks.
 DEVICE void attend_window(const Arguments& p, const Place& at, int b, int tile, int all_parts, int own_parts) {
-  int length = p.lengths[(i64)b * p.lengths_stride];
-  if (length <= 0) return;
-  int sinks = p.sink_pages[(i64)b * p.sink_stride] >= 0 ? min(p.num_sinks, length) : 0;
-  int rows = length - max(packed_length(p, b), sinks) + sinks;
+  Window w = find_window(p, b);
+  if (w.length <= 0) return;
+  prefetch_rows(p, w, b);
   start_item(p, at, b, tile);
   float o[2][4][H2], s[H2], l[HEADS / 4];
   clear(o, l);
-  for (int block = at.group; block * 64 < rows; block += WARPGROUPS) {
-    find_rows(p, at, b, block);
+  for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
+    find_rows(p, at, w, b, block);
     score_rows(at, s);
     u32 buffer = block / WARPGROUPS % 2;
     softmax(at, buffer, s, o, l);

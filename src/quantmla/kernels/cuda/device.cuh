@@ -28,6 +28,8 @@ DEVICE u32 uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 // A value that is to be kept in a register rather than computed again.
 DEVICE u32 kept(u32 x) { asm volatile("" : "+r"(x)); return x; }
 
+DEVICE void prefetch(u64 address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 // ---- shared memory
 DEVICE u32 lds32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
 DEVICE float lds_float(u32 a) { return __uint_as_float(lds32(a)); }

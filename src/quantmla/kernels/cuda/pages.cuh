@@ -103,11 +103,25 @@ DEVICE u32 halves(u32 low, u32 high) {  // two bf16 in the upper 16 bits to floa
   return pack_half2(as_float(low & 0xffff0000), as_float(high & 0xffff0000));
 }
 
-DEVICE V4 global_16(u64 row, u32 channel) {
-  return row ? *(const V4*)(row + channel * 2) : V4{0, 0, 0, 0};
-}
+DEVICE V4 global_16(u64 row, u32 channel) { return row ? *(const V4*)(row + channel * 2) : V4{0, 0, 0, 0}; }
+DEVICE V2 global_8(u64 row, u32 channel) { return row ? *(const V2*)(row + channel * 2) : V2{0, 0}; }
+DEVICE u32 global_4(u64 row, u32 channel) { return row ? *(const u32*)(row + channel * 2) : 0; }
 
 DEVICE u64 row_address(const Place& at, u32 i) {
   V2 a = lds64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8);
   return (u64)a.y << 32 | a.x;
+}
+
+// Groups g and g + 1 of bf16 rows; tiles 1 and 3 of a group carry 1/16, and have their own sum.
+DEVICE void add_row_products(u32 (&a)[2][4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
+  settle(s), settle(odd);
+  mma_fence(a[0]), mma_fence(a[1]);
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    mma<1>(s, a[i / 4][i % 4], query_tile(g * 4 + i));
+    mma<1>(odd, a[i / 4][i % 4 + 1], query_tile(g * 4 + i + 1));
+  }
+  mma_commit();
+  mma_wait<0>();
+  settle(s), settle(odd);
 }
