@@ -40,9 +40,26 @@ class Trial:
     fmt: str = "c4r4"
 
 
-NO_SCORES = ("    score_page(at, stage, s);\n", "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n")
+NO_SCORES = (
+    "    score_page(at, stage, means, s);\n",
+    "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n",
+)
 NO_VALUES = ("    value_page(at, stage, turn % 2, o);\n", "")
-NO_SOFTMAX = ("    }\n    softmax(at, turn % 2, s, o, l);\n", "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n")
+NO_SOFTMAX = (
+    "    }\n    softmax(at, turn % 2, s, o, l);\n",
+    "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
+)
+EARLY_SCORES = (
+    "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n"
+    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n  mma_wait<0>();\n  settle(s);\n"
+    "  score_group(at, first, 0, acc[0]);\n",
+    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n  score_group(at, first, 0, acc[0]);\n"
+    "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n",
+)
+NO_MEAN = (
+    "  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));\n  mma_commit();\n}",
+    "  mma_commit();\n}",
+)
 
 TRIALS = (
     Trial("n16_wg3_st2", 16, 3, 2, full=True),
@@ -54,12 +71,28 @@ TRIALS = (
     Trial("n32_wg2_st3_cpasync", 32, 2, 3, tma=False, only_if_wrong=True),
     Trial("n16_wg2_st2_cpasync", 16, 2, 2, tma=False, only_if_wrong=True),
     Trial("n16_wg3_st2_swapped", 16, 3, 2, defines=("SWAP_STRIDES",), only_if_wrong=True),
-    Trial("n16_wg3_st2_swapped_cpasync", 16, 3, 2, tma=False, defines=("SWAP_STRIDES",), only_if_wrong=True),
+    Trial(
+        "n16_wg3_st2_swapped_cpasync",
+        16,
+        3,
+        2,
+        tma=False,
+        defines=("SWAP_STRIDES",),
+        only_if_wrong=True,
+    ),
     Trial("n16_wg2_st2", 16, 2, 2),
     Trial("n16_wg2_st4", 16, 2, 4),
     Trial("n16_wg1_st2_x3", 16, 1, 2, per_sm=3, defines=("BLOCKS_PER_SM=3",)),
     Trial("n16_wg1_st3_x2", 16, 1, 3, per_sm=2, defines=("BLOCKS_PER_SM=2",)),
     Trial("n32_wg1_st2_x2", 32, 1, 2, per_sm=2, defines=("BLOCKS_PER_SM=2",)),
+    Trial("n16_wg3_st2_means", 16, 3, 2, defines=("MEANS_AHEAD",), full=True),
+    Trial("n32_wg2_st3_means", 32, 2, 3, defines=("MEANS_AHEAD",)),
+    Trial("c2_n16_wg3_st2_means", 16, 3, 2, defines=("MEANS_AHEAD",), fmt="c2r4"),
+    Trial("n16_wg3_st2_early", 16, 3, 2, replace=(EARLY_SCORES,)),
+    Trial("n16_wg2_st3_early", 16, 2, 3, replace=(EARLY_SCORES,)),
+    Trial("n32_wg2_st2", 32, 2, 2),
+    Trial("n32_wg2_st3_early", 32, 2, 3, replace=(EARLY_SCORES,)),
+    Trial("n16_no_mean", 16, 3, 2, replace=(NO_MEAN,), right=False),
     Trial("n16_loads_only", 16, 3, 2, replace=(NO_SCORES, NO_SOFTMAX, NO_VALUES), right=False),
     Trial("n16_no_values", 16, 3, 2, replace=(NO_VALUES,), right=False),
     Trial("n16_no_scores", 16, 3, 2, replace=(NO_SCORES,), right=False),
@@ -70,7 +103,14 @@ TRIALS = (
 # heads, context, batch
 MAIN_SHAPE = {16: (16, 32768, 32), 32: (32, 32768, 32)}
 SHAPES = {
-    16: ((16, 32768, 32), (16, 8192, 32), (16, 131072, 1), (16, 131072, 8), (16, 32768, 1), (16, 8192, 1)),
+    16: (
+        (16, 32768, 32),
+        (16, 8192, 32),
+        (16, 131072, 1),
+        (16, 131072, 8),
+        (16, 32768, 1),
+        (16, 8192, 1),
+    ),
     32: ((32, 32768, 32), (64, 32768, 32), (128, 32768, 32), (32, 8192, 32), (32, 131072, 1)),
 }
 # heads, query length, lengths, splits
@@ -97,7 +137,11 @@ def prepare_trial(trial: Trial, folder: Path) -> str:
     from quantmla.kernels.cuda.build import Variant, defines, text
 
     variant = Variant(
-        columns=trial.columns, warpgroups=trial.warpgroups, stages=trial.stages, tma=trial.tma, defines=trial.defines
+        columns=trial.columns,
+        warpgroups=trial.warpgroups,
+        stages=trial.stages,
+        tma=trial.tma,
+        defines=trial.defines,
     )
     macros = defines(variant, layout(trial.fmt))
     code = text(macros)
@@ -165,11 +209,18 @@ class Worker:
         torch, lay, g, device = self.torch, layout(self.fmt.name), self.generator, self.device
         if self.fmt.name not in self.pools:
             self.pools.clear()
-            pool = torch.randint(0, 256, (POOL_PAGES, lay.page_bytes), dtype=torch.uint8, device=device, generator=g)
-            shape, top = (POOL_PAGES, (lay.content_groups + lay.rope_groups) * PAGE), 2**self.fmt.content_bits
+            pool = torch.randint(
+                0, 256, (POOL_PAGES, lay.page_bytes), dtype=torch.uint8, device=device, generator=g
+            )
+            shape, top = (
+                (POOL_PAGES, (lay.content_groups + lay.rope_groups) * PAGE),
+                2**self.fmt.content_bits,
+            )
             scales = (torch.rand(shape, device=device, generator=g) * 4 / top + 0.05).half()
             pool[:, lay.scales] = scales.view(torch.uint8)
-            pool[:, lay.zero_points] = torch.randint(0, top, shape, dtype=torch.uint8, device=device, generator=g)
+            pool[:, lay.zero_points] = torch.randint(
+                0, top, shape, dtype=torch.uint8, device=device, generator=g
+            )
             pool[:, lay.mean] = self.rand(POOL_PAGES, ROPE).half().view(torch.uint8)
             self.pools[self.fmt.name] = pool
         return self.pools[self.fmt.name]
@@ -186,7 +237,9 @@ class Worker:
             table[b, :count] = order[torch.arange(at, at + count, device=self.device) % POOL_PAGES]
             at += count
         window = self.rand(batch * (WINDOW_PAGES + 1), PAGE, RANK + ROPE).bfloat16()
-        numbers = torch.randperm(batch * (WINDOW_PAGES + 1), generator=self.generator, device=self.device).int()
+        numbers = torch.randperm(
+            batch * (WINDOW_PAGES + 1), generator=self.generator, device=self.device
+        ).int()
         return CacheView(
             fmt=self.fmt,
             kv_lora_rank=RANK,
@@ -201,7 +254,10 @@ class Worker:
     def query(self, batch: int, query_len: int, heads: int):
         from quantmla.kernels.problem import DecodeQuery
 
-        latent, rope = self.rand(batch, query_len, heads, RANK), self.rand(batch, query_len, heads, ROPE)
+        latent, rope = (
+            self.rand(batch, query_len, heads, RANK),
+            self.rand(batch, query_len, heads, ROPE),
+        )
         return DecodeQuery(latent.bfloat16(), rope.bfloat16(), 0.05)
 
     def load(self, trial: Trial):
@@ -209,6 +265,7 @@ class Worker:
         from quantmla.kernels.cuda.launch import load
 
         shared = shared_bytes(trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt))
+        shared += trial.warpgroups * 256 * trial.columns * ("MEANS_AHEAD" in trial.defines)
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
         return load(image, shared, self.device)
 
@@ -218,7 +275,13 @@ class Worker:
 
         blocks = self.multiprocessors * trial.per_sm
         buffers = make_buffers(query, splits, blocks, trial.columns)
-        run(loaded, trial.warpgroups * 128, make_arguments(query, view, splits, buffers), view, blocks)
+        run(
+            loaded,
+            trial.warpgroups * 128,
+            make_arguments(query, view, splits, buffers),
+            view,
+            blocks,
+        )
         return buffers.out_BSNR, buffers.lse_BSN
 
     def check(self, trial: Trial, loaded) -> bool:
@@ -232,7 +295,9 @@ class Worker:
             out, lse = self.call(trial, loaded, query, view, splits)
             again, _ = self.call(trial, loaded, query, view, splits)
             torch.cuda.synchronize()
-            exact = reference.decode(DecodeQuery(query[0].double(), query[1].double(), query[2]), view)
+            exact = reference.decode(
+                DecodeQuery(query[0].double(), query[1].double(), query[2]), view
+            )
             error = ((out.double() - exact.out_BSNR).norm() / exact.out_BSNR.norm()).item()
             finite = exact.lse_BSN.isfinite()
             lse_error = (lse.double() - exact.lse_BSN)[finite].abs().max().item()
@@ -240,7 +305,15 @@ class Worker:
             passed = error < 0.01 and lse_error < 0.03 and same
             good &= passed
             row = {"heads": heads, "query_len": query_len, "lengths": lengths, "splits": splits}
-            self.note(kind="check", trial=trial.name, error=error, lse_error=lse_error, same=same, passed=passed, **row)
+            self.note(
+                kind="check",
+                trial=trial.name,
+                error=error,
+                lse_error=lse_error,
+                same=same,
+                passed=passed,
+                **row,
+            )
         return good
 
     def microseconds(self, calls, replays: int = 15) -> float:
@@ -273,8 +346,15 @@ class Worker:
         us = self.microseconds([lambda v=v: self.call(trial, loaded, query, v) for v in views])
         ps = us * 1e6 / (context * batch)
         self.note(
-            kind="time", trial=trial.name, heads=heads, context=context, batch=batch, us=us, ps_per_token=ps,
-            right=trial.right, format=trial.fmt,
+            kind="time",
+            trial=trial.name,
+            heads=heads,
+            context=context,
+            batch=batch,
+            us=us,
+            ps_per_token=ps,
+            right=trial.right,
+            format=trial.fmt,
             terabytes_per_second=layout(trial.fmt).page_bytes / PAGE * context * batch / us / 1e6,
         )
 
@@ -331,8 +411,10 @@ def rows_of(folder: Path) -> list[dict]:
 
 def run_worker(folder: Path, names: list[str], deadline: float) -> list[str]:
     """Runs the trials; returns those still to do when the worker ended, the one it was at left out."""
-    log = open(folder / "worker.log", "a")
-    process = subprocess.Popen([sys.executable, __file__, "--work", str(folder), *names], stdout=log, stderr=log)
+    log = open(folder / "worker.log", "a")  # noqa: SIM115 - the worker's, as long as it runs
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--work", str(folder), *names], stdout=log, stderr=log
+    )
     last, seen = time.time() + 35, 0  # torch and the pool take a while
     while process.poll() is None and time.time() < deadline:
         time.sleep(0.2)
@@ -348,35 +430,49 @@ def run_worker(folder: Path, names: list[str], deadline: float) -> list[str]:
     return [name for name in names if name not in started] if started else names[1:]
 
 
-def after_failure(folder: Path, left: list[str], fallbacks: list[str]) -> tuple[list[str], list[str]]:
+def after_failure(
+    folder: Path, left: list[str], fallbacks: list[str]
+) -> tuple[list[str], list[str]]:
     """If TMA never worked, the trials without it come first, and hung ones of its kind are given up."""
     rows, by_name = rows_of(folder), {t.name: t for t in TRIALS}
     good = [by_name[row["trial"]] for row in rows if row["kind"] == "checked" and row["good"]]
     if any(t.right for t in good) or not fallbacks:
         return left, fallbacks
     done = {row["trial"] for row in rows if row["kind"] in ("end", "failed")}
-    hung = any(row["kind"] == "start" and row["trial"] not in done and by_name[row["trial"]].tma for row in rows)
+    hung = any(
+        row["kind"] == "start" and row["trial"] not in done and by_name[row["trial"]].tma
+        for row in rows
+    )
     names = fallbacks + left
     return [n for n in names if not (hung and by_name[n].tma)], []
 
 
 def report(folder: Path, errors: dict[str, str]) -> str:
     rows = rows_of(folder)
-    lines = ["| trial | right | shape (heads, context x batch) | us | ps per token | TB/s |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| trial | right | shape (heads, context x batch) | us | ps per token | TB/s |",
+        "|---|---|---|---|---|---|",
+    ]
     good = {row["trial"]: row["good"] for row in rows if row["kind"] == "checked"}
     for row in rows:
         if row["kind"] == "time":
             right = "part" if not row["right"] else "yes" if good.get(row["trial"]) else "NO"
-            shape = f"{row['heads']}, {row['context']} x {row['batch']}"
-            lines.append(f"| {row['trial']} | {right} | {shape} | {row['us']:.1f} | {row['ps_per_token']:.1f} | {row['terabytes_per_second']:.2f} |")
-    lines += ["", "Checks (relative error of the output, error of the LSE, same bits twice):", ""]
+            cells = (row["trial"], right, f"{row['heads']}, {row['context']} x {row['batch']}")
+            numbers = (row["us"], row["ps_per_token"], row["terabytes_per_second"])
+            lines.append("| " + " | ".join([*cells, *(f"{x:.2f}" for x in numbers)]) + " |")
+    lines += ["", "Checks: relative error of the output, error of the LSE, same bits twice", ""]
     for row in rows:
         if row["kind"] == "check":
-            lines.append(f"- {row['trial']} h{row['heads']} q{row['query_len']} {row['lengths']}: {row['error']:.2e} {row['lse_error']:.1e} {row['same']} {'' if row['passed'] else 'WRONG'}")
-    lines += [f"- failed: {row['trial']}: {row['error']}" for row in rows if row["kind"] == "failed"]
-    lines += [f"- not compiled: {name}: {error}" for name, error in errors.items() if error]
+            shape = f"{row['trial']} h{row['heads']} q{row['query_len']} {row['lengths']}"
+            result = f"{row['error']:.2e} {row['lse_error']:.1e} {row['same']}"
+            lines.append(f"- {shape}: {result}{'' if row['passed'] else ' WRONG'}")
     ended = {row["trial"] for row in rows if row["kind"] in ("end", "failed")}
-    lines += [f"- hung or died: {row['trial']}" for row in rows if row["kind"] == "start" and row["trial"] not in ended]
+    for row in rows:
+        if row["kind"] == "failed":
+            lines.append(f"- failed: {row['trial']}: {row['error']}")
+        if row["kind"] == "start" and row["trial"] not in ended:
+            lines.append(f"- hung or died: {row['trial']}")
+    lines += [f"- not compiled: {name}: {error}" for name, error in errors.items() if error]
     return "\n".join(lines)
 
 
@@ -388,8 +484,12 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=POOL_PAGES, help="pages of 64 tokens")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--profile", nargs=2, metavar=("FOLDER", "TRIAL"), help="two calls of one trial")
-    parser.add_argument("--check", nargs=2, metavar=("FOLDER", "TRIAL"), help="the checks of one trial")
+    parser.add_argument(
+        "--profile", nargs=2, metavar=("FOLDER", "TRIAL"), help="two calls of one trial"
+    )
+    parser.add_argument(
+        "--check", nargs=2, metavar=("FOLDER", "TRIAL"), help="the checks of one trial"
+    )
     args = parser.parse_args()
     globals()["POOL_PAGES"] = args.pool
     if args.work:
@@ -404,7 +504,11 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     trials = [t for t in TRIALS if not args.only or t.name in args.only]
     errors = compile_all(trials, folder)
-    print(f"compiled in {time.time() - start:.1f} s", {n: e for n, e in errors.items() if e}, flush=True)
+    print(
+        f"compiled in {time.time() - start:.1f} s",
+        {n: e for n, e in errors.items() if e},
+        flush=True,
+    )
     able = [t for t in trials if not errors[t.name]]
     left = [t.name for t in able if not t.only_if_wrong]
     deadline = start + args.seconds - 35
@@ -414,12 +518,24 @@ def main() -> None:
         left, fallbacks = after_failure(folder, left, fallbacks)
     if able and time.time() < start + args.seconds - 25:
         command = ["ncu", "--clock-control", "none", "-k", "regex:decode", "-s", "1", "-c", "1"]
-        for section in ("SpeedOfLight", "WarpStateStats", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "InstructionStats"):
+        for section in (
+            "SpeedOfLight",
+            "WarpStateStats",
+            "ComputeWorkloadAnalysis",
+            "MemoryWorkloadAnalysis",
+            "SchedulerStats",
+            "InstructionStats",
+        ):
             command += ["--section", section]
         with open(folder / "ncu.txt", "w") as out:
             try:
                 limit = max(10, start + args.seconds - time.time())
-                subprocess.run([*command, sys.executable, __file__, "--profile", str(folder), able[0].name], stdout=out, stderr=out, timeout=limit)
+                subprocess.run(
+                    [*command, sys.executable, __file__, "--profile", str(folder), able[0].name],
+                    stdout=out,
+                    stderr=out,
+                    timeout=limit,
+                )
             except (OSError, subprocess.TimeoutExpired) as error:
                 out.write(str(error))
     text = report(folder, errors)

@@ -31,24 +31,36 @@ def _library(folder: Path, macros: tuple[str, ...]) -> ctypes.CDLL:
         pytest.skip("the emulator needs g++")
     bits = next(macro for macro in macros if "CONTENT_BITS" in macro)[-1]
     names = [name.format(bits=bits) for name in SOURCES if name != "device.cuh"]
-    code = [(HERE / "emulator.hpp").read_text(), *map(source, names), (HERE / "emulated.cpp").read_text()]
+    code = [
+        (HERE / "emulator.hpp").read_text(),
+        *map(source, names),
+        (HERE / "emulated.cpp").read_text(),
+    ]
     stem = "_".join(macro[2:].replace("=", "") for macro in macros)[:80]
     (folder / f"{stem}.cpp").write_text("\n".join(code).replace("#pragma once", ""))
     command = [compiler, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *macros]
     subprocess.run(
-        [*command, str(folder / f"{stem}.cpp"), "-o", str(folder / f"{stem}.so")], check=True, timeout=100
+        [*command, str(folder / f"{stem}.cpp"), "-o", str(folder / f"{stem}.so")],
+        check=True,
+        timeout=100,
     )
     return ctypes.CDLL(str(folder / f"{stem}.so"))
 
 
-def library(tmp_path_factory: pytest.TempPathFactory, fmt: CacheFormat, variant: Variant) -> ctypes.CDLL:
+def library(
+    tmp_path_factory: pytest.TempPathFactory, fmt: CacheFormat, variant: Variant
+) -> ctypes.CDLL:
     folder = tmp_path_factory.getbasetemp() / "emulated"
     folder.mkdir(exist_ok=True)
     return _library(folder, defines(variant, page_layout(RANK, ROPE, fmt)))
 
 
 def emulate(
-    kernels: ctypes.CDLL, columns: int, query: DecodeQuery, view: CacheView, splits: int | None = None
+    kernels: ctypes.CDLL,
+    columns: int,
+    query: DecodeQuery,
+    view: CacheView,
+    splits: int | None = None,
 ) -> Partial:
     """A decode on four emulated multiprocessors; buffers are poisoned first."""
     buffers = make_buffers(query, splits, 4, columns)
@@ -63,13 +75,15 @@ def emulate(
 def random_case(
     lengths: list[int], rows: tuple[int, int], fmt: CacheFormat, seed: int
 ) -> tuple[DecodeQuery, CacheView]:
-    """A query (query length, heads) and a cache of random rows, in shuffled pages and a window ring."""
+    """A query of (length, heads) and a cache of random rows: shuffled pages, a window ring."""
     g = torch.Generator().manual_seed(seed)
     batch, (query_len, heads) = len(lengths), rows
     need = [length // PAGE + 1 for length in lengths]
     channels = torch.exp(0.5 * torch.randn(RANK, generator=g))
     latent = (torch.randn(sum(need), PAGE, RANK, generator=g) * channels).bfloat16()
-    k_rope = (torch.randn(sum(need), PAGE, ROPE, generator=g) + 2 * torch.randn(ROPE, generator=g)).bfloat16()
+    k_rope = (
+        torch.randn(sum(need), PAGE, ROPE, generator=g) + 2 * torch.randn(ROPE, generator=g)
+    ).bfloat16()
     order = torch.randperm(sum(need), generator=g).int()
     table = torch.full((batch, max(need)), -1, dtype=torch.int32)
     window = torch.full((batch * (RING + 1), PAGE, RANK + ROPE), torch.nan, dtype=torch.bfloat16)
@@ -79,7 +93,9 @@ def random_case(
         table[b, : need[b]] = order[at : at + need[b]]
         at += need[b]
         for t in range(length):
-            row = torch.cat((latent[table[b, t // PAGE], t % PAGE], k_rope[table[b, t // PAGE], t % PAGE]))
+            row = torch.cat(
+                (latent[table[b, t // PAGE], t % PAGE], k_rope[table[b, t // PAGE], t % PAGE])
+            )
             window[b * RING + t // PAGE % RING, t % PAGE] = row
             if t < fmt.num_sink_tokens and b % 2 == 0:
                 window[batch * RING + b, t] = row

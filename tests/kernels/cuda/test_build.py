@@ -45,10 +45,14 @@ def test_page_loop(tmp_path, name, variant, most):
     image = cubin(defines(variant, page_layout(512, 64, parse_format(name))))
     (tmp_path / "decode.cubin").write_bytes(image)
     tool = [_cuobjdump(), str(tmp_path / "decode.cubin")]
-    usage = subprocess.run([tool[0], "-res-usage", tool[1]], capture_output=True, text=True, check=True)
+    usage = subprocess.run(
+        [tool[0], "-res-usage", tool[1]], capture_output=True, text=True, check=True
+    )
     (stack,) = re.findall(r"Function decode:\n.*?STACK:(\d+)", usage.stdout + usage.stderr)
     assert int(stack) <= 96
-    sass = subprocess.run([tool[0], "-sass", tool[1]], capture_output=True, text=True, check=True).stdout
+    sass = subprocess.run(
+        [tool[0], "-sass", tool[1]], capture_output=True, text=True, check=True
+    ).stdout
     loop = _page_loop(sass)
     products = sum(op.startswith("HGMMA") for op in loop)
     assert products == 73

@@ -39,14 +39,20 @@ def _tolerance(query: DecodeQuery, view: CacheView, exact: Tensor) -> float:
     """
     q = torch.cat((query.latent_BSNR, query.rope_BSNE), dim=-1)
     eager, fma = torch.zeros_like(exact), 0.0
-    largest_scale = float(view.pages_JY[:, view.layout.scales].contiguous().view(torch.float16).max())
+    largest_scale = float(
+        view.pages_JY[:, view.layout.scales].contiguous().view(torch.float16).max()
+    )
     for b, length in enumerate(view.lengths_B.tolist()):
         position = torch.arange(length)
         k = reference.read_rows(Tokens(torch.full_like(position, b), position), view).bfloat16()
         scores = torch.einsum("snc,tc->snt", q[b].float(), k.float()) * query.softmax_scale
-        p = torch.softmax(scores.masked_fill(~causal_mask(q.shape[1], length, q.device)[:, None], -torch.inf), -1)
+        p = torch.softmax(
+            scores.masked_fill(~causal_mask(q.shape[1], length, q.device)[:, None], -torch.inf), -1
+        )
         eager[b] = (p.bfloat16().float() @ k[:, :RANK].float()).bfloat16().nan_to_num(0)
-        fma += float((p**2).nan_to_num(0).sum()) * RANK * (80 * 2**-11 / 3**0.5 * largest_scale) ** 2
+        fma += (
+            float((p**2).nan_to_num(0).sum()) * RANK * (80 * 2**-11 / 3**0.5 * largest_scale) ** 2
+        )
     return 2 * _relative(eager, exact) + 4 * fma**0.5 / float(exact.norm())
 
 

@@ -1,4 +1,4 @@
-"""What the CUDA kernels are called with: `struct Arguments` of schedule.cuh, filled from a query and a view.
+"""What the CUDA kernels are called with: `struct Arguments` of schedule.cuh.
 
 B sequences, S query tokens, N heads, R latent rank, E rope channels; P parts, H columns of a tile.
 """
@@ -75,7 +75,6 @@ class Buffers(NamedTuple):
     part_of: Tensor  # int32
     out_BSNR: Tensor
     lse_BSN: Tensor  # float32
-
 
 
 def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:

@@ -1,4 +1,4 @@
-"""The Hopper backend: decode over packed pages in CUDA C++; appending and gathering are not its business."""
+"""The Hopper backend: decode over packed pages in CUDA C++; it does not append or gather."""
 
 from importlib.util import find_spec
 
@@ -26,7 +26,7 @@ def why_not(problem: Problem) -> str | None:
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return "the package cuda-bindings is not installed"
     wanted = {
-                "rope_bits": (fmt.rope_bits, 4),
+        "rope_bits": (fmt.rope_bits, 4),
         "group_size": (fmt.group_size, 64),
         "rope_bands": (fmt.rope_bands, 2),
         "rope_centring": (fmt.rope_centring, "page"),

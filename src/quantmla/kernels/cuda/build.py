@@ -75,7 +75,7 @@ def cubin(macros: tuple[str, ...]) -> bytes:
 
 
 def compile_text(code: str, macros: tuple[str, ...]) -> bytes:
-    from cuda.bindings import nvrtc
+    from cuda.bindings import nvrtc  # type: ignore[import-untyped]
 
     options = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", *macros]
     error, program = nvrtc.nvrtcCreateProgram(code.encode(), b"decode.cu", 0, None, None)
@@ -85,10 +85,12 @@ def compile_text(code: str, macros: tuple[str, ...]) -> bytes:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
         log = b" " * size
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise QuantMLAError(f"NVRTC cannot compile the Hopper kernel: {log.decode(errors='replace')}")
+        raise QuantMLAError(
+            f"NVRTC cannot compile the Hopper kernel: {log.decode(errors='replace')}"
+        )
     error, size = nvrtc.nvrtcGetCUBINSize(program)
     _check(error)
-    image = b" " * size
+    image: bytes = b" " * size
     _check(nvrtc.nvrtcGetCUBIN(program, image)[0])
     nvrtc.nvrtcDestroyProgram(program)
     return image

@@ -33,12 +33,12 @@ DEVICE void score_group(const Place& at, u32 x, u32 y, u32 group, float (&acc)[H
 }
 
 // Scores of a packed page, in units of the scaled query: tokens 16 warp + row and + 8 of this thread.
-DEVICE void score_page(const Place& at, u32 stage, float (&s)[H2]) {
+DEVICE void score_page(const Place& at, u32 stage, u32 means, float (&s)[H2]) {
   float acc[2][H2];
   u32 rows = stage + at.score_rows;
   prepare_scores(at, stage);
   sync_warp();
-  score_offsets(at, stage, s);
+  score_offsets(at, means, s);
   V4 x = ldmatrix(rows), next = ldmatrix(rows ^ 32);
   mma_wait<0>();
   settle(s);

@@ -61,11 +61,20 @@ DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& 
   float o[2][4][H2], s[H2], l[HEADS / 4];
   clear(o, l);
   int sinks = p.sink_pages[(i64)b * p.sink_stride] >= 0 ? p.num_sinks : 0;
+#ifdef MEANS_AHEAD
+  u32 ahead = 0;  // pages of this part
+#endif
   for (; page < last; page += WARPGROUPS, turn++) {
     u32 slot = turn % STAGES, stage = SHARED_BASE + (at.group * STAGES + slot) * PAGE_BYTES;
     int later = page + STAGES * WARPGROUPS, number = later < last ? table[later] : -1;
     barrier_wait(SHARED_BASE + AT_BARRIER + (at.group * STAGES + slot) * 8, turn / STAGES % 2);
-    score_page(at, stage, s);
+#ifdef MEANS_AHEAD
+    if (ahead % 64 == 0) multiply_means(p, at, table, page, last);
+    u32 means = SHARED_BASE + AT_MEANS + at.group * 256 * HEADS + ahead++ % 64 * HEADS * 4 + at.pair * 8;
+#else
+    u32 means = stage;
+#endif
+    score_page(at, stage, means, s);
     if (page * PAGE_SIZE < sinks) {  // these are read in bf16
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
 #pragma unroll

@@ -40,7 +40,7 @@ def kernels(macros: tuple[str, ...], shared_bytes: int, device: torch.device) ->
 
 
 def load(image: bytes, shared_bytes: int, device: torch.device) -> Kernels:
-    from cuda.bindings import driver
+    from cuda.bindings import driver  # type: ignore[import-untyped]
 
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # makes torch's context current
@@ -54,7 +54,7 @@ def load(image: bytes, shared_bytes: int, device: torch.device) -> Kernels:
 
 @cache
 def tensor_map(pointer: int, row_bytes: int, page_stride: int, num_pages: int) -> Any:
-    """Content of a pool of pages as [page][128-byte half of a row][token][word], swizzled on arrival."""
+    """Content of a pool as [page][128-byte half of a row][token][word], swizzled on arrival."""
     from cuda.bindings import driver
 
     u64, u32, halves = driver.cuuint64_t, driver.cuuint32_t, row_bytes // 128
@@ -84,7 +84,9 @@ def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, bl
         row_bytes = view.layout.content_row_bytes
         content = tensor_map(pages.data_ptr(), row_bytes, pages.stride(0), pages.shape[0])
         parameters = (ctypes.c_void_p * 2)(pointer, content.getPtr())
-        _launch(loaded.decode, (blocks, 1), threads, loaded.shared_bytes, (stream, parameters, False))
+        _launch(
+            loaded.decode, (blocks, 1), threads, loaded.shared_bytes, (stream, parameters, False)
+        )
         rows = arguments.batch * arguments.query_len * arguments.heads
         only = (ctypes.c_void_p * 1)(pointer)
         grid = (rows, COMBINE_SLICES)
@@ -103,7 +105,9 @@ def _launch(
     config.sharedMemBytes, config.hStream = shared, stream
     if overlaps:
         attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.id = (
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        )
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [attribute], 1
     check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0))

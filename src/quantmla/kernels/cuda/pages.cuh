@@ -58,6 +58,54 @@ DEVICE void score_band(const Place& at, u32 x, u32 y, u32 band, float (&acc)[H2]
   mma_commit();
 }
 
+#ifdef MEANS_AHEAD
+// Products of the query with the mean rope keys of this warpgroup's next 64 pages.
+DEVICE void multiply_means(const Arguments& p, const Place& at, const int* table, int page, int last) {
+  u32 i = at.warp * 16 + at.row, a[4][4];
+#pragma unroll
+  for (int lower = 0; lower < 2; lower++) {
+    int mine = page + (int)(i + lower * 8) * WARPGROUPS;
+    const u8* mean = mine < last ? p.pages + table[mine] * p.page_stride + AT_MEAN + at.pair * 4 : nullptr;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      a[k][lower] = mean ? *(const u32*)(mean + k * 32) : 0;
+      a[k][2 + lower] = mean ? *(const u32*)(mean + k * 32 + 16) : 0;
+    }
+  }
+  float d[H2];
+  mma_fence(a);
+  mma<0>(d, a[0], query_tile(MEAN_TILE));
+  mma<1>(d, a[1], query_tile(MEAN_TILE + 1));
+  mma<1>(d, a[2], query_tile(MEAN_TILE + 2));
+  mma<1>(d, a[3], query_tile(MEAN_TILE + 3));
+  mma_commit();
+  mma_wait<0>();
+  settle(d);
+  sync_named(1 + at.group, 128);  // those of the 64 pages before have been read
+  u32 to = SHARED_BASE + AT_MEANS + at.group * 256 * HEADS + i * HEADS * 4 + at.pair * 8;
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    sts64(to + j * 32, V2{as_bits(d[4 * j]), as_bits(d[4 * j + 1])});
+    sts64(to + HEADS * 32 + j * 32, V2{as_bits(d[4 * j + 2]), as_bits(d[4 * j + 3])});
+  }
+  sync_named(1 + at.group, 128);
+}
+
+// The page's mean rope key, the same for every row, and the zero points of all groups.
+DEVICE void score_offsets(const Place& at, u32 means, float (&s)[H2]) {
+  V4 z = ldmatrix_transposed(at.zero_matrix);
+  u32 zero[1][4] = {{z.x, z.y, z.z, z.w}};
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    V2 m = lds64(means + j * 32);
+    s[4 * j] = s[4 * j + 2] = as_float(m.x), s[4 * j + 1] = s[4 * j + 3] = as_float(m.y);
+  }
+  settle(s);
+  mma_fence(zero);
+  mma<1>(s, zero[0], query_tile(SUMS_TILE));
+  mma_commit();
+}
+#else
 // Zero points of all groups, and the page's mean rope key, which is the same in every row.
 DEVICE void score_offsets(const Place& at, u32 stage, float (&s)[H2]) {
   V4 z = ldmatrix_transposed(at.zero_matrix);
@@ -73,6 +121,7 @@ DEVICE void score_offsets(const Place& at, u32 stage, float (&s)[H2]) {
   for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));
   mma_commit();
 }
+#endif
 
 DEVICE void fold(const Place& at, u32 group, const float (&acc)[H2], float (&s)[H2]) {
   V2 scale = lds64(at.fold_scales + group * 72);

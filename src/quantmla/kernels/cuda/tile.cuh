@@ -47,7 +47,12 @@
 #define AT_BARRIER (AT_FACTOR + HEADS * 4)                  // [WARPGROUPS][STAGES]
 #define AT_COUNT (AT_BARRIER + WARPGROUPS * STAGES * 8)     // warps that are done with a stage
 #define AT_SCHEDULE (AT_COUNT + WARPGROUPS * STAGES * 8)
+#ifdef MEANS_AHEAD
+#define AT_MEANS (AT_SCHEDULE + WARPGROUPS * 32)  // query times mean rope keys [WARPGROUPS][64 pages][HEADS]
+#define SHARED_BYTES (AT_MEANS + WARPGROUPS * 256 * HEADS)
+#else
 #define SHARED_BYTES (AT_SCHEDULE + WARPGROUPS * 32)
+#endif
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -1e30f
