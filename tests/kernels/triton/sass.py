@@ -38,7 +38,8 @@ class Report(NamedTuple):
 def compile_launch(launch: Launch, target: str):
     """As the launcher would specialise it: 1 is a constant, multiples of 16 are known as such."""
     signature, constants, attributes = {}, dict(launch.constants), {}
-    for place, name in enumerate(launch.kernel.arg_names):
+    for place, parameter in enumerate(launch.kernel.params):
+        name, special = parameter.name, not parameter.do_not_specialize
         if name in launch.constants:
             signature[name] = "constexpr"
             continue
@@ -48,12 +49,12 @@ def compile_launch(launch: Launch, target: str):
             attributes[(place,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = "fp32"
-        elif value == 1:
+        elif value == 1 and special:
             signature[name] = "constexpr"
             constants[name] = 1
         else:
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and special:
                 attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}

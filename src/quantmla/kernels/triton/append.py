@@ -58,10 +58,10 @@ def _pack_words(codes, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.co
 
 
 @triton.jit
-def _window_rows(window, stride_page, stride_row, table, table_width, position, mask, M: tl.constexpr):
+def _window_rows(window, stride_page, stride_row, table, table_width, page_tokens, position, mask):
     """Pointer to each token's row in the window and the number of its page."""
-    page = tl.load(table + position // M % table_width, mask=mask, other=-1)
-    return window + page.to(tl.int64) * stride_page + (position % M) * stride_row, page
+    page = tl.load(table + position // page_tokens % table_width, mask=mask, other=-1)
+    return window + page.to(tl.int64) * stride_page + (position % page_tokens) * stride_row, page
 
 
 @triton.jit
@@ -74,13 +74,13 @@ def _page_input(
     stride_window_row,
     window_table,
     window_table_width,
+    window_tokens,
     last_row,
     sequence,
     last_position,
     channel,
     window_at,
     TOKENS: tl.constexpr,
-    M: tl.constexpr,
 ):
     """A complete page's rows [TOKENS, channels], float32: from this call, or else from the window."""
     back = TOKENS - 1 - tl.arange(0, TOKENS)
@@ -95,9 +95,9 @@ def _page_input(
         stride_window_row,
         window_table,
         window_table_width,
+        window_tokens,
         last_position - back,
         ~here,
-        M,
     )
     old = tl.load(kept[:, None] + (window_at + channel)[None, :], mask=~here[:, None], other=0.0)
     return tl.where(here[:, None], new.to(tl.float32), old.to(tl.float32))
@@ -119,6 +119,14 @@ def _write_group(page, x, codes_at, row_bytes, scales_at, zeros_at, TOKENS: tl.c
 
 
 @triton.jit
+def _clear(page, FIRST: tl.constexpr, LAST: tl.constexpr):
+    """Padding between planes, less than 128 bytes, is 0."""
+    if FIRST < LAST:
+        at = FIRST + tl.arange(0, 128)
+        tl.store(page + at, tl.zeros([128], tl.uint8), mask=at < LAST)
+
+
+@triton.jit
 def _write_rope(
     page,
     x,
@@ -131,6 +139,7 @@ def _write_rope(
     SCALES_AT: tl.constexpr,
     ZEROS_AT: tl.constexpr,
     MEAN_AT: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
 ):
     """Centres a page's rope keys by their mean, quantises them by band, writes both."""
     # exact in float64 for bf16 rows, whatever the order of summation
@@ -151,6 +160,8 @@ def _write_rope(
     place = band[None, :] * TOKENS + token[:, None]
     tl.store((page + SCALES_AT).to(tl.pointer_type(tl.float16)) + place, scale.to(tl.float16))
     tl.store(page + ZEROS_AT + place, zero.to(tl.uint8))
+    _clear(page, ZEROS_AT + (GROUPS + BANDS) * TOKENS, MEAN_AT)
+    _clear(page, MEAN_AT + 2 * ROPE, PAGE_BYTES)
 
 
 @triton.jit
@@ -163,6 +174,8 @@ def _copy_rows(
     window_table,
     sink_pages,
     num_rows,
+    sink_tokens,
+    window_tokens,
     window_table_width,
     stride_window_page,
     stride_window_row,
@@ -171,8 +184,6 @@ def _copy_rows(
     row,
     channel,
     window_at,
-    SINKS: tl.constexpr,
-    M: tl.constexpr,
 ):
     """Rows into the window, and the first ones of a sequence into its sink page."""
     sequence = tl.load(sequences + row, mask=row < num_rows, other=-1)
@@ -187,12 +198,12 @@ def _copy_rows(
         stride_window_row,
         window_table + sequence.to(tl.int64) * stride_window_table,
         window_table_width,
+        window_tokens,
         position,
         real,
-        M,
     )
     tl.store(target[:, None] + (window_at + channel)[None, :], x, mask=(real & (page >= 0))[:, None])
-    is_sink = real & (position < SINKS)
+    is_sink = real & (position < sink_tokens)
     sink_page = tl.load(sink_pages + sequence * stride_sink, mask=is_sink, other=-1)
     sink = window + sink_page.to(tl.int64) * stride_window_page + position * stride_window_row
     tl.store(
@@ -200,7 +211,17 @@ def _copy_rows(
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "sink_tokens",
+        "window_tokens",
+        "window_table_width",
+        "stride_table",
+        "stride_window_table",
+        "stride_sink",
+    ]
+)
 def append_rows(
     latent,
     k_rope,
@@ -212,6 +233,8 @@ def append_rows(
     window_table,
     sink_pages,
     num_rows,
+    sink_tokens,
+    window_tokens,
     window_table_width,
     stride_latent,
     stride_rope,
@@ -221,8 +244,6 @@ def append_rows(
     stride_window_row,
     stride_window_table,
     stride_sink,
-    SINKS: tl.constexpr,
-    WINDOW_TOKENS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     BITS: tl.constexpr,
@@ -234,6 +255,7 @@ def append_rows(
     SCALES_AT: tl.constexpr,
     ZEROS_AT: tl.constexpr,
     MEAN_AT: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """BLOCK rows, one part of their channels: to the window, then every page that ends among them."""
@@ -243,9 +265,9 @@ def append_rows(
     row = first + tl.arange(0, BLOCK)
     if part < GROUPS:
         channel = part * GROUP + tl.arange(0, GROUP)
-        _copy_rows(latent, stride_latent, sequences, positions, window, window_table, sink_pages, num_rows, window_table_width, stride_window_page, stride_window_row, stride_window_table, stride_sink, row, channel, 0, SINKS, WINDOW_TOKENS)
+        _copy_rows(latent, stride_latent, sequences, positions, window, window_table, sink_pages, num_rows, sink_tokens, window_tokens, window_table_width, stride_window_page, stride_window_row, stride_window_table, stride_sink, row, channel, 0)
     else:
-        _copy_rows(k_rope, stride_rope, sequences, positions, window, window_table, sink_pages, num_rows, window_table_width, stride_window_page, stride_window_row, stride_window_table, stride_sink, row, tl.arange(0, ROPE), RANK, SINKS, WINDOW_TOKENS)
+        _copy_rows(k_rope, stride_rope, sequences, positions, window, window_table, sink_pages, num_rows, sink_tokens, window_tokens, window_table_width, stride_window_page, stride_window_row, stride_window_table, stride_sink, row, tl.arange(0, ROPE), RANK)
     for last_row in range(first, tl.minimum(first + BLOCK, num_rows)):
         sequence = tl.load(sequences + last_row)
         position = tl.load(positions + last_row)
@@ -257,8 +279,8 @@ def append_rows(
             table = window_table + sequence.to(tl.int64) * stride_window_table
             if part < GROUPS:
                 group_channel = part * GROUP + tl.arange(0, GROUP)
-                x = _page_input(latent, stride_latent, sequences, window, stride_window_page, stride_window_row, table, window_table_width, last_row, sequence, position, group_channel, 0, TOKENS, WINDOW_TOKENS)
+                x = _page_input(latent, stride_latent, sequences, window, stride_window_page, stride_window_row, table, window_table_width, window_tokens, last_row, sequence, position, group_channel, 0, TOKENS)
                 _write_group(page, x, part * (GROUP * BITS // 8), RANK * BITS // 8, SCALES_AT + part * TOKENS * 2, ZEROS_AT + part * TOKENS, TOKENS, GROUP, BITS)
             else:
-                rope = _page_input(k_rope, stride_rope, sequences, window, stride_window_page, stride_window_row, table, window_table_width, last_row, sequence, position, tl.arange(0, ROPE), RANK, TOKENS, WINDOW_TOKENS)
-                _write_rope(page, rope, ROPE, ROPE_BITS, GROUPS, BANDS, TOKENS, ROPE_AT, SCALES_AT, ZEROS_AT, MEAN_AT)
+                rope = _page_input(k_rope, stride_rope, sequences, window, stride_window_page, stride_window_row, table, window_table_width, window_tokens, last_row, sequence, position, tl.arange(0, ROPE), RANK, TOKENS)
+                _write_rope(page, rope, ROPE, ROPE_BITS, GROUPS, BANDS, TOKENS, ROPE_AT, SCALES_AT, ZEROS_AT, MEAN_AT, PAGE_BYTES)

@@ -21,9 +21,9 @@ INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def _packed_length(lengths, window_start, b, RECENT: tl.constexpr, TOKENS: tl.constexpr, STARTS: tl.constexpr):
+def _packed_length(lengths, window_start, b, recent_window, TOKENS: tl.constexpr, STARTS: tl.constexpr):
     """Tokens before this one are read packed; see CacheView.packed_length_B."""
-    old = tl.maximum(tl.load(lengths + b) - RECENT, 0)
+    old = tl.maximum(tl.load(lengths + b) - recent_window, 0)
     packed = old // TOKENS * TOKENS
     if STARTS:
         packed = tl.maximum(packed, tl.load(window_start + b))
@@ -31,8 +31,8 @@ def _packed_length(lengths, window_start, b, RECENT: tl.constexpr, TOKENS: tl.co
 
 
 @triton.jit
-def _query_offsets(b, row, HEADS: tl.constexpr, stride_b, stride_s, stride_n):
-    return b.to(tl.int64) * stride_b + (row // HEADS) * stride_s + (row % HEADS) * stride_n
+def _query_offsets(b, row, heads, stride_b, stride_s, stride_n):
+    return b.to(tl.int64) * stride_b + (row // heads) * stride_s + (row % heads) * stride_n
 
 
 @triton.jit
@@ -197,6 +197,7 @@ def _attend_window(
     stride_row,
     table,
     table_width,
+    page_tokens,
     sink_page,
     first,
     length,
@@ -209,7 +210,6 @@ def _attend_window(
     score_gain,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
-    M: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     DOT: tl.constexpr,
@@ -225,10 +225,10 @@ def _attend_window(
         real = index < count
         sink = index < num_sinks
         position = tl.where(sink, index, first + index - num_sinks)
-        number = position // M % table_width
+        number = position // page_tokens % table_width
         page = tl.load(table + number, mask=real & (index >= num_sinks), other=0)
         page = tl.where(sink, sink_page, page)
-        row = window + page.to(tl.int64) * stride_page + (position % M) * stride_row
+        row = window + page.to(tl.int64) * stride_page + (position % page_tokens) * stride_row
         latent = tl.load(row[:, None] + channel[None, :], mask=real[:, None], other=0.0).to(DOT)
         k_rope = tl.load(row[:, None] + RANK + rope_channel[None, :], mask=real[:, None], other=0.0).to(DOT)
         scores = tl.dot(latent, q, tl.dot(k_rope, q_rope))
@@ -244,7 +244,24 @@ def _attend_window(
     return out, top, total
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "batch",
+        "num_rows",
+        "num_splits",
+        "window_splits",
+        "min_pages",
+        "query_len",
+        "heads",
+        "recent_window",
+        "sink_tokens",
+        "window_tokens",
+        "window_table_width",
+        "stride_table",
+        "stride_window_table",
+        "stride_sink",
+    ]
+)
 def decode_split(
     latent_q,
     rope_q,
@@ -262,6 +279,12 @@ def decode_split(
     num_rows,
     num_splits,
     window_splits,
+    min_pages,
+    query_len,
+    heads,
+    recent_window,
+    sink_tokens,
+    window_tokens,
     window_table_width,
     stride_qb,
     stride_qs,
@@ -275,12 +298,7 @@ def decode_split(
     stride_window_row,
     stride_window_table,
     stride_sink,
-    QUERY_LEN: tl.constexpr,
-    HEADS: tl.constexpr,
-    RECENT: tl.constexpr,
-    SINKS: tl.constexpr,
     STARTS: tl.constexpr,
-    WINDOW_TOKENS: tl.constexpr,
     WINDOW_TILE: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -293,7 +311,7 @@ def decode_split(
     SCALES_AT: tl.constexpr,
     ZEROS_AT: tl.constexpr,
     MEAN_AT: tl.constexpr,
-    MIN_PAGES: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
     STEP: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
@@ -318,15 +336,15 @@ def decode_split(
     at = (b * all_splits + split).to(tl.int64) * num_rows + row
 
     length = tl.load(lengths + b)
-    packed = _packed_length(lengths, window_start, b, RECENT, TOKENS, STARTS)
+    packed = _packed_length(lengths, window_start, b, recent_window, TOKENS, STARTS)
     sink_page = tl.load(sink_pages + b * stride_sink)
-    num_sinks = tl.where(sink_page >= 0, tl.minimum(length, SINKS), 0)
-    q_offset = _query_offsets(b, row, HEADS, stride_qb, stride_qs, stride_qn)
-    r_offset = _query_offsets(b, row, HEADS, stride_rb, stride_rs, stride_rn)
+    num_sinks = tl.where(sink_page >= 0, tl.minimum(length, sink_tokens), 0)
+    q_offset = _query_offsets(b, row, heads, stride_qb, stride_qs, stride_qn)
+    r_offset = _query_offsets(b, row, heads, stride_rb, stride_rs, stride_rn)
 
     if split < num_splits:
         num_pages = packed // TOKENS
-        share = tl.maximum(tl.cdiv(num_pages, num_splits), MIN_PAGES)
+        share = tl.maximum(tl.cdiv(num_pages, num_splits), min_pages)
         first = split * share
         last = tl.minimum(first + share, num_pages)
         if first < last:
@@ -377,6 +395,7 @@ def decode_split(
             stride_window_row,
             window_table + b.to(tl.int64) * stride_window_table,
             window_table_width,
+            window_tokens,
             sink_page,
             tl.maximum(packed, num_sinks),
             length,
@@ -385,11 +404,10 @@ def decode_split(
             window_splits,
             q.to(DOT),
             q_rope.to(DOT),
-            length - QUERY_LEN + row // HEADS,
+            length - query_len + row // heads,
             score_scale,
             RANK,
             ROPE,
-            WINDOW_TOKENS,
             WINDOW_TILE,
             ROWS,
             DOT,
@@ -401,7 +419,7 @@ def decode_split(
         tl.store(partial_lse + at, tl.where(total > 0, top + tl.log2(total), -INF), mask=row_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "all_splits"])
 def combine(
     partial_out,
     partial_lse,

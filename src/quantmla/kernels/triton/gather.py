@@ -29,7 +29,18 @@ def _packed_group(page, offset, mask, codes_at, row_bytes, scales_at, zeros_at, 
     return tl.reshape(scale[:, :, None] * (codes - zero[:, :, None]), [ROWS, CHANNELS])
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "recent_window",
+        "sink_tokens",
+        "window_tokens",
+        "window_table_width",
+        "stride_table",
+        "stride_window_table",
+        "stride_sink",
+    ]
+)
 def gather_rows(
     sequences,
     positions,
@@ -42,6 +53,9 @@ def gather_rows(
     window_start,
     out,
     num_rows,
+    recent_window,
+    sink_tokens,
+    window_tokens,
     window_table_width,
     stride_out,
     stride_page,
@@ -50,10 +64,7 @@ def gather_rows(
     stride_window_row,
     stride_window_table,
     stride_sink,
-    RECENT: tl.constexpr,
-    SINKS: tl.constexpr,
     STARTS: tl.constexpr,
-    WINDOW_TOKENS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     BITS: tl.constexpr,
@@ -65,6 +76,7 @@ def gather_rows(
     SCALES_AT: tl.constexpr,
     ZEROS_AT: tl.constexpr,
     MEAN_AT: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Program (block of BLOCK rows, part): a content group, or the rope key."""
@@ -75,18 +87,18 @@ def gather_rows(
     real = sequence >= 0
     position = tl.load(positions + row, mask=real, other=0)
     length = tl.load(lengths + sequence, mask=real, other=0)
-    packed_length = tl.maximum(length - RECENT, 0) // TOKENS * TOKENS
+    packed_length = tl.maximum(length - recent_window, 0) // TOKENS * TOKENS
     if STARTS:
         packed_length = tl.maximum(packed_length, tl.load(window_start + sequence, mask=real, other=0))
     sink_page = tl.load(sink_pages + sequence * stride_sink, mask=real, other=-1)
-    sink = real & (position < tl.minimum(length, SINKS)) & (sink_page >= 0)
+    sink = real & (position < tl.minimum(length, sink_tokens)) & (sink_page >= 0)
     packed = real & ~sink & (position < packed_length)
     recent = real & ~sink & ~packed
 
     table = window_table + sequence.to(tl.int64) * stride_window_table
-    kept = tl.load(table + position // WINDOW_TOKENS % window_table_width, mask=recent, other=0)
+    kept = tl.load(table + position // window_tokens % window_table_width, mask=recent, other=0)
     kept = tl.where(sink, sink_page, kept)
-    bf16_row = window + kept.to(tl.int64) * stride_window_page + (position % WINDOW_TOKENS) * stride_window_row
+    bf16_row = window + kept.to(tl.int64) * stride_window_page + (position % window_tokens) * stride_window_row
     number = tl.load(
         block_table + sequence.to(tl.int64) * stride_table + position // TOKENS, mask=packed, other=0
     )

@@ -19,17 +19,9 @@ from quantmla.mla.partial import Partial
 
 LOG2E = 1 / log(2)
 COMBINE_CHANNELS = 128
+COMBINE_SPLITS = 32
 GATHER_BLOCK = 64
 MAX_APPEND_BLOCK = 64
-
-
-def _reading_rule(view: CacheView) -> dict[str, object]:
-    return {
-        "RECENT": view.fmt.recent_window,
-        "SINKS": view.fmt.num_sink_tokens,
-        "STARTS": view.window_start_B is not None,
-        "WINDOW_TOKENS": view.window_page_size,
-    }
 
 
 def _cache(view: CacheView) -> dict[str, object]:
@@ -40,6 +32,8 @@ def _cache(view: CacheView) -> dict[str, object]:
         "window": view.window_pages_JMC,
         "window_table": view.window_table_BW,
         "sink_pages": view.sink_pages_B,
+        "sink_tokens": view.fmt.num_sink_tokens,
+        "window_tokens": view.window_page_size,
         "window_table_width": view.window_table_BW.shape[1],
         "stride_page": view.pages_JY.stride(0),
         "stride_table": view.block_table_BJ.stride(0),
@@ -51,9 +45,13 @@ def _cache(view: CacheView) -> dict[str, object]:
 
 
 def _lengths(view: CacheView) -> dict[str, object]:
-    """`window_start` is not read where the rule does not have one."""
+    """What says which tokens are packed. `window_start` is not read where there is none."""
     start = view.lengths_B if view.window_start_B is None else view.window_start_B
-    return {"lengths": view.lengths_B, "window_start": start}
+    return {
+        "lengths": view.lengths_B,
+        "window_start": start,
+        "recent_window": view.fmt.recent_window,
+    }
 
 
 def decode_launches(
@@ -81,6 +79,9 @@ def decode_launches(
             "num_rows": num_rows,
             "num_splits": plan.num_splits,
             "window_splits": plan.window_splits,
+            "min_pages": plan.min_pages,
+            "query_len": query_len,
+            "heads": heads,
             **dict(zip(("stride_qb", "stride_qs", "stride_qn"), q.stride(), strict=False)),
             **dict(zip(("stride_rb", "stride_rs", "stride_rn"), q_rope.stride(), strict=False)),
             **partials,
@@ -88,16 +89,13 @@ def decode_launches(
             **_lengths(view),
         },
         constants={
-            "QUERY_LEN": query_len,
-            "HEADS": heads,
             "WINDOW_TILE": WINDOW_TILE,
-            "MIN_PAGES": plan.min_pages,
             "STEP": plan.step,
             "ROWS": plan.rows,
             "ASM": compiled and nvidia,
             # the interpreter multiplies bit patterns of bf16
             "DOT": tl.bfloat16 if compiled else tl.float32,
-            **_reading_rule(view),
+            "STARTS": view.window_start_B is not None,
             **shape._asdict(),
         },
         num_warps=plan.num_warps,
@@ -111,7 +109,7 @@ def decode_launches(
             "RANK": rank,
             "BITS": shape.BITS,
             "CHANNELS": channels,
-            "SPLITS": min(32, triton.next_power_of_2(all_splits)),
+            "SPLITS": COMBINE_SPLITS,
         },
     )
     return [split, combined], Partial(out, lse)
@@ -136,8 +134,6 @@ def append_launch(rows: Rows, tokens: Tokens, view: CacheView) -> Launch:
             **_cache(view),
         },
         constants={
-            "SINKS": view.fmt.num_sink_tokens,
-            "WINDOW_TOKENS": view.window_page_size,
             "BLOCK": block,
             **shape._asdict(),
         },
@@ -159,5 +155,9 @@ def gather_launch(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Launch:
             **_cache(view),
             **_lengths(view),
         },
-        constants={"BLOCK": GATHER_BLOCK, **_reading_rule(view), **shape._asdict()},
+        constants={
+            "BLOCK": GATHER_BLOCK,
+            "STARTS": view.window_start_B is not None,
+            **shape._asdict(),
+        },
     )

@@ -21,6 +21,7 @@ class PageShape(NamedTuple):
     SCALES_AT: int
     ZEROS_AT: int
     MEAN_AT: int
+    PAGE_BYTES: int
 
 
 def page_shape(view: CacheView) -> PageShape:
@@ -37,4 +38,5 @@ def page_shape(view: CacheView) -> PageShape:
         SCALES_AT=layout.scales.start,
         ZEROS_AT=layout.zero_points.start,
         MEAN_AT=layout.mean.start,
+        PAGE_BYTES=layout.page_bytes,
     )
