@@ -34,6 +34,8 @@ def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tens
         require(x.dtype == torch.bfloat16, f"{name} is {x.dtype}; the cache takes torch.bfloat16", UsageError)
     layout = page_layout(latent_JLR.shape[-1], k_rope_JLE.shape[-1], fmt)
     pages = torch.zeros(latent_JLR.shape[0], layout.page_bytes, dtype=torch.uint8, device=latent_JLR.device)
+    if not len(pages):
+        return pages
     scales, zeros = [], []
 
     if fmt.content_bits == 16:
