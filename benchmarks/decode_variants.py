@@ -1,6 +1,6 @@
 """Times the goals of decode and append, and schedules of the Triton kernel against each other.
 
-    python benchmarks/decode_variants.py OUT [--libraries SO ...] [--backends NAME ...]
+python benchmarks/decode_variants.py OUT [--libraries SO ...] [--backends NAME ...]
 """
 
 import argparse
@@ -20,7 +20,11 @@ from quantmla.kernels.triton.schedule import MIN_PAGES, Schedule
 from quantmla.quant.format import parse_format
 
 # (rows, warps, pages a step)
-TILES = {16: [(16, 4, 1), (16, 8, 2), (16, 8, 1)], 32: [(32, 8, 2), (32, 8, 1), (16, 4, 1)], 64: [(64, 8, 2), (32, 8, 2)]}
+TILES = {
+    16: [(16, 4, 1), (16, 8, 2), (16, 8, 1)],
+    32: [(32, 8, 2), (32, 8, 1), (16, 4, 1)],
+    64: [(64, 8, 2), (32, 8, 2)],
+}
 FILL = {4: (2, 4, 8), 8: (1, 2, 4)}  # programs per multiprocessor to aim at, by warps
 
 
@@ -72,7 +76,13 @@ def main() -> None:
     for row in append_rows:
         print(row, flush=True)
     tried = {}
-    for shape in (Shape(16, 1, 32768, 32), Shape(16, 1, 131072, 1), Shape(64, 1, 32768, 32), Shape(32, 1, 32768, 32), Shape(16, 1, 32768, 32, "c2r4")):
+    for shape in (
+        Shape(16, 1, 32768, 32),
+        Shape(16, 1, 131072, 1),
+        Shape(64, 1, 32768, 32),
+        Shape(32, 1, 32768, 32),
+        Shape(16, 1, 32768, 32, "c2r4"),
+    ):
         times = dict(sorted(variants(shape).items(), key=lambda item: item[1]))
         tried[str(tuple(shape))] = times
         print(shape, {name: round(us, 1) for name, us in times.items()}, flush=True)

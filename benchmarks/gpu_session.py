@@ -44,12 +44,33 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.seconds
-    tests = ["-m", "pytest", "tests/kernels/test_gpu.py", "-m", "gpu", "-q", "-n", "8", "-x", "--maxfail=12", "-p", "no:cacheprovider"]
+    tests = [
+        "-m",
+        "pytest",
+        "tests/kernels/test_gpu.py",
+        "-m",
+        "gpu",
+        "-q",
+        "-n",
+        "8",
+        "-x",
+        "--maxfail=12",
+        "-p",
+        "no:cacheprovider",
+    ]
     run("tests", [sys.executable, *tests], options.out, options.seconds * 0.55)
     if options.sanitize:
         for tool in ("memcheck", "racecheck"):
             chosen = [*tests[:4], "-q", "-k", "borders or strided or steps", "-m", "gpu"]
-            command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, *chosen]
+            command = [
+                "compute-sanitizer",
+                "--tool",
+                tool,
+                "--error-exitcode",
+                "9",
+                sys.executable,
+                *chosen,
+            ]
             run(tool, command, options.out, end - time.monotonic())
     libraries = [str(path.resolve()) for path in options.libraries]
     command = [sys.executable, str(VARIANTS), str(options.out), "--libraries", *libraries]

@@ -44,13 +44,20 @@ def _grid() -> list[Case]:
     cases = [Case(name="borders", lengths=BORDERS)]
     cases += [Case(name="borders_c2r4", lengths=BORDERS, fmt="c2r4")]
     cases += [Case(name=f"heads_{n}", heads=n) for n in (1, 4, 5, 12, 16, 20, 64, 128)]
-    cases += [Case(name=f"query_{s}", query_len=s, heads=5, lengths=(0, 3, 64, 200, 777)) for s in range(1, 9)]
+    cases += [
+        Case(name=f"query_{s}", query_len=s, heads=5, lengths=(0, 3, 64, 200, 777))
+        for s in range(1, 9)
+    ]
     cases += [Case(name=f"scale_{x}", row_scale=x) for x in (0.3, 1.7, 1e-3, 300.0)]
-    cases += [Case(name=f"splits_{k}", num_splits=k, lengths=(193, 4096, 2111)) for k in (1, 3, 16, 64)]
+    cases += [
+        Case(name=f"splits_{k}", num_splits=k, lengths=(193, 4096, 2111)) for k in (1, 3, 16, 64)
+    ]
     for rank in (128, 256, 512):
         for rope in (32, 64):
             for fmt in ("c4r4", "c2r4"):
-                cases.append(Case(name=f"{fmt}_{rank}_{rope}", fmt=fmt, rank=rank, rope=rope, query_len=2))
+                cases.append(
+                    Case(name=f"{fmt}_{rank}_{rope}", fmt=fmt, rank=rank, rope=rope, query_len=2)
+                )
     cases += [Case(name=f"window_page_{m}", window_page=m) for m in (8, 16)]
     cases += [
         Case(name="ring", ring=True, window_page=16),
@@ -69,10 +76,37 @@ LONG = [
     Case(name="64k_c2r4_query_4", lengths=(65536, 1), fmt="c2r4", query_len=4),
 ]
 SMALL = [  # for the interpreter
-    Case(name="small", rank=128, rope=32, heads=5, query_len=2, lengths=(0, 1, 65, 330), window_page=16),
-    Case(name="small_c2r4", fmt="c2r4", rank=128, rope=64, heads=3, lengths=(193, 400), num_splits=3),
-    Case(name="small_ring", rank=128, rope=32, heads=2, lengths=(260,), ring=True, window_page=16, lost_sinks=True),
-    Case(name="small_lost", rank=128, rope=64, heads=20, lengths=(300,), lost_window=True, pool_stride=2),
+    Case(
+        name="small",
+        rank=128,
+        rope=32,
+        heads=5,
+        query_len=2,
+        lengths=(0, 1, 65, 330),
+        window_page=16,
+    ),
+    Case(
+        name="small_c2r4", fmt="c2r4", rank=128, rope=64, heads=3, lengths=(193, 400), num_splits=3
+    ),
+    Case(
+        name="small_ring",
+        rank=128,
+        rope=32,
+        heads=2,
+        lengths=(260,),
+        ring=True,
+        window_page=16,
+        lost_sinks=True,
+    ),
+    Case(
+        name="small_lost",
+        rank=128,
+        rope=64,
+        heads=20,
+        lengths=(300,),
+        lost_window=True,
+        pool_stride=2,
+    ),
 ]
 
 
@@ -169,7 +203,9 @@ def to_device(view: CacheView, device: str) -> CacheView:
         whole = pool.as_strided((pool.shape[0], pool.stride(0)), (pool.stride(0), 1), 0)
         at = pool.stride(0) - pool.shape[1]
         pool = whole.to(device)[:, at:]
-    return replace(view, pages_JY=pool, window_start_B=None if start is None else start.to(device), **moved)
+    return replace(
+        view, pages_JY=pool, window_start_B=None if start is None else start.to(device), **moved
+    )
 
 
 def build(case: Case, device: str = "cpu", seed: int = 0) -> tuple[DecodeQuery, CacheView]:
@@ -183,5 +219,7 @@ def build(case: Case, device: str = "cpu", seed: int = 0) -> tuple[DecodeQuery, 
     latent = torch.randn(*shape, case.rank, generator=generator)
     rope = torch.randn(*shape, case.rope, generator=generator)
     scale = 1 / (case.row_scale * (case.rank + case.rope) ** 0.5)
-    query = DecodeQuery(latent.to(torch.bfloat16).to(device), rope.to(torch.bfloat16).to(device), scale)
+    query = DecodeQuery(
+        latent.to(torch.bfloat16).to(device), rope.to(torch.bfloat16).to(device), scale
+    )
     return query, to_device(view, device)

@@ -48,7 +48,9 @@ def lse_error(part: Partial, truth: Partial) -> float:
     return float((part.lse_BSN.double() - truth.lse_BSN)[some].abs().max()) if some.any() else 0.0
 
 
-def check(part: Partial, query: DecodeQuery, view: CacheView, allowance: float = 0.0) -> dict[str, float]:
+def check(
+    part: Partial, query: DecodeQuery, view: CacheView, allowance: float = 0.0
+) -> dict[str, float]:
     """Raises AssertionError, or gives the figures. `allowance` is added to the relative error."""
     truth, eager = oracle(query, view), eager_bf16(query, view)
     assert part.out_BSNR.isfinite().all(), "output is not finite"

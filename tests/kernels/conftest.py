@@ -1,6 +1,7 @@
-"""Makes cases.py and compare.py importable for the tests of this folder and below."""
+"""Makes the modules that tests of kernels share importable: cases, compare, sass."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "triton")]

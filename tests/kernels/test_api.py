@@ -53,7 +53,9 @@ def test_an_unknown_backend_names_the_known_ones(call: tuple[DecodeQuery, CacheV
 
 
 def test_auto_on_a_gpu_gives_every_reason_instead_of_the_slow_reference() -> None:
-    with pytest.raises(UsageError, match="triton: content_bits 8 is not one of.*reference: only when named"):
+    with pytest.raises(
+        UsageError, match="triton: content_bits 8 is not one of.*reference: only when named"
+    ):
         choose(problem(fmt=parse_format("c8r8")), "auto")
 
 
@@ -83,7 +85,9 @@ def test_backends_have_the_four_functions() -> None:
     from importlib import import_module
 
     for path in BACKENDS.values():
-        assert all(hasattr(import_module(path), name) for name in ("why_not", "decode", "append", "gather"))
+        assert all(
+            hasattr(import_module(path), name) for name in ("why_not", "decode", "append", "gather")
+        )
 
 
 BAD_VIEWS = [
@@ -92,13 +96,18 @@ BAD_VIEWS = [
     ({"lengths_B": torch.zeros(2, dtype=torch.int64)}, "lengths_B is torch.int64, not torch.int32"),
     ({"sink_pages_B": torch.zeros(2)}, "sink_pages_B is torch.float32"),
     ({"window_pages_JMC": torch.zeros(4, 16, 160)}, "window_pages_JMC is torch.float32"),
-    ({"window_pages_JMC": torch.zeros(4, 2, 160, dtype=torch.bfloat16)}, "4 sink tokens do not fit"),
+    (
+        {"window_pages_JMC": torch.zeros(4, 2, 160, dtype=torch.bfloat16)},
+        "4 sink tokens do not fit",
+    ),
     ({"fmt": parse_format("c4r4").unprotected()}, "evaluation only"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_VIEWS)
-def test_bad_views_are_named(call: tuple[DecodeQuery, CacheView], changes: dict, message: str) -> None:
+def test_bad_views_are_named(
+    call: tuple[DecodeQuery, CacheView], changes: dict, message: str
+) -> None:
     query, view = call
     with pytest.raises(UsageError, match=message):
         decode(query, replace(view, **changes))

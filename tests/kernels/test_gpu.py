@@ -5,7 +5,17 @@ from importlib import import_module
 
 import pytest
 import torch
-from cases import CASES, LONG, Case, all_tokens, build, empty_cache, format_of, random_rows, to_device
+from cases import (
+    CASES,
+    LONG,
+    Case,
+    all_tokens,
+    build,
+    empty_cache,
+    format_of,
+    random_rows,
+    to_device,
+)
 from compare import check
 
 from quantmla.cache.view import CacheView
@@ -183,7 +193,9 @@ def test_gather_is_exact(name: str, case: Case) -> None:
     skip_unless_able(name, decode_problem(query, view))
     tokens = Tokens(*on_gpu(all_tokens(case.lengths)))
     tokens.sequence_T[::5] = -1
-    out = torch.full((len(tokens.position_T), case.rank + case.rope), 7.0, device="cuda").to(torch.bfloat16)
+    out = torch.full((len(tokens.position_T), case.rank + case.rope), 7.0, device="cuda").to(
+        torch.bfloat16
+    )
     wanted = out.clone()
     gather(tokens, view, out, backend=name)
     reference.gather(tokens, view, wanted)
@@ -226,4 +238,6 @@ def test_auto_never_takes_the_reference_on_a_gpu() -> None:
         decode(query, view)
     check(decode(query, view, backend="reference"), query, view)
     query, view = build(Case(name="usual", lengths=(100,)), "cuda")
-    assert choose(decode_problem(query, view), "auto") is import_module(BACKENDS[next(iter(BACKENDS))])
+    assert choose(decode_problem(query, view), "auto") is import_module(
+        BACKENDS[next(iter(BACKENDS))]
+    )

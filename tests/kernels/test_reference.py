@@ -18,7 +18,9 @@ def rows_as_read(rows: Rows, length: int, view: CacheView) -> torch.Tensor:
     fmt = view.fmt
     recent, sinks = fmt.first_recent(length), fmt.num_sink_tokens
     latent = read_content(rows.latent_TR.float(), fmt)
-    k_rope = torch.cat((read_rope(rows.k_rope_TE.float()[:recent], fmt), rows.k_rope_TE.float()[recent:]))
+    k_rope = torch.cat(
+        (read_rope(rows.k_rope_TE.float()[:recent], fmt), rows.k_rope_TE.float()[recent:])
+    )
     read = torch.cat((latent, k_rope), dim=-1)
     plain = torch.cat(rows, dim=-1).float()
     keep = torch.arange(length)
@@ -29,13 +31,24 @@ def rows_as_read(rows: Rows, length: int, view: CacheView) -> torch.Tensor:
 @pytest.mark.parametrize("length", [1, 4, 64, 191, 192, 193, 333])
 @pytest.mark.parametrize("fmt", ["c4r4", "c2r4", "c8r8", "c3r16", "c16r16"])
 def test_decode_is_attention_over_the_rows_as_read(fmt: str, length: int) -> None:
-    case = Case(name="one", fmt=fmt, rank=128, rope=32, heads=3, query_len=3, lengths=(length,), window_page=16)
+    case = Case(
+        name="one",
+        fmt=fmt,
+        rank=128,
+        rope=32,
+        heads=3,
+        query_len=3,
+        lengths=(length,),
+        window_page=16,
+    )
     generator = torch.Generator().manual_seed(length)
     view = empty_cache(case, generator)
     rows = random_rows(length, case, generator)
     reference.append(rows, all_tokens(case.lengths), view)
     q = torch.randn(3, 3, 160, generator=generator, dtype=torch.float64)
-    part = reference.decode(DecodeQuery(q[None, ..., :128], q[None, ..., 128:], 0.11), kill_unused(view))
+    part = reference.decode(
+        DecodeQuery(q[None, ..., :128], q[None, ..., 128:], 0.11), kill_unused(view)
+    )
     read = rows_as_read(rows, length, view)
     for s in range(3):
         seen = read[: max(0, length - 3 + s + 1)]
@@ -46,7 +59,9 @@ def test_decode_is_attention_over_the_rows_as_read(fmt: str, length: int) -> Non
         scores = 0.11 * q[s] @ seen.T
         wanted = torch.softmax(scores, dim=-1) @ seen[:, :128]
         torch.testing.assert_close(part.out_BSNR[0, s], wanted, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(part.lse_BSN[0, s], torch.logsumexp(scores, -1), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            part.lse_BSN[0, s], torch.logsumexp(scores, -1), rtol=1e-9, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("cuts", [[1, 128], [64], [63, 64, 65, 127], list(range(1, 300, 7))])
@@ -60,11 +75,19 @@ def test_any_cut_of_a_prompt_gives_the_same_bytes(cuts: list[int]) -> None:
         tokens = all_tokens(case.lengths)
         if parts:  # every place of the ring is in use on the way
             free = torch.arange(view.window_pages_JMC.shape[0], view.window_pages_JMC.shape[0] + 16)
-            table = torch.where(view.window_table_BW < 0, free.to(torch.int32), view.window_table_BW)
+            table = torch.where(
+                view.window_table_BW < 0, free.to(torch.int32), view.window_table_BW
+            )
             room = torch.full((16, 16, 160), torch.nan, dtype=torch.bfloat16)
-            view = replace(view, window_table_BW=table, window_pages_JMC=torch.cat((view.window_pages_JMC, room)))
+            view = replace(
+                view,
+                window_table_BW=table,
+                window_pages_JMC=torch.cat((view.window_pages_JMC, room)),
+            )
         for part in torch.arange(300).tensor_split(parts):
-            reference.append(Rows(*(x[part] for x in rows)), Tokens(*(x[part] for x in tokens)), view)
+            reference.append(
+                Rows(*(x[part] for x in rows)), Tokens(*(x[part] for x in tokens)), view
+            )
         caches.append(view)
     assert torch.equal(caches[0].pages_JY, caches[1].pages_JY)
     whole, cut = (reference.read_rows(tokens, view) for view in caches)

@@ -40,7 +40,9 @@ def _bytes(count: int, pages: int, view: CacheView) -> int:
     return read + count * row + pages * view.layout.page_bytes
 
 
-def measure(fmt_name: str, backends: Sequence[str], batch: int = 256, repetitions: int = 30) -> list[Row]:
+def measure(
+    fmt_name: str, backends: Sequence[str], batch: int = 256, repetitions: int = 30
+) -> list[Row]:
     """Rows: one token each with no page, and with every page, complete; prompts of several lengths."""
     fmt = parse_format(fmt_name)
     many = synthetic_cache(1024, batch, fmt)
@@ -54,21 +56,30 @@ def measure(fmt_name: str, backends: Sequence[str], batch: int = 256, repetition
     rows: list[Row] = []
     for job, (tokens, view, pages) in jobs.items():
         data = _random_rows(len(tokens.position_T))
-        calls = {
-            name: partial(append, data, tokens, view, backend=name) for name in backends
-        }
+        calls = {name: partial(append, data, tokens, view, backend=name) for name in backends}
         moved = _bytes(len(tokens.position_T), pages, view)
         for name, us in interleaved_us(calls, repetitions).items():
             rate = round(moved / us / 1e3, 1)
             rows.append(
-                {"backend": name, "format": fmt_name, "job": job, "us": round(us, 2), "bytes": moved, "gb_per_s": rate}
+                {
+                    "backend": name,
+                    "format": fmt_name,
+                    "job": job,
+                    "us": round(us, 2),
+                    "bytes": moved,
+                    "gb_per_s": rate,
+                }
             )
     return rows
 
 
 def bench_append(
-    formats: Sequence[str] = ("c4r4", "c2r4"), backends: Sequence[str] | None = None, repetitions: int = 30
+    formats: Sequence[str] = ("c4r4", "c2r4"),
+    backends: Sequence[str] | None = None,
+    repetitions: int = 30,
 ) -> list[Row]:
     require(torch.cuda.is_available(), "bench append needs a GPU, and torch sees none", UsageError)
-    names = [name for name in BACKENDS if name != "reference"] if backends is None else list(backends)
+    names = (
+        [name for name in BACKENDS if name != "reference"] if backends is None else list(backends)
+    )
     return [row for fmt in formats for row in measure(fmt, names, repetitions=repetitions)]

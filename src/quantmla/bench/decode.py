@@ -44,7 +44,10 @@ SWEEP = tuple(Shape(16, 1, 1024 * 4**i, batch) for batch in (8, 32) for i in ran
 
 
 def _gather_first(
-    query: DecodeQuery, view: CacheView, cache: Bf16Cache, attend: Callable[[DecodeQuery, Bf16Cache], Callable]
+    query: DecodeQuery,
+    view: CacheView,
+    cache: Bf16Cache,
+    attend: Callable[[DecodeQuery, Bf16Cache], Callable],
 ) -> Callable[[], object]:
     """Unpacks every token to bf16 and runs a baseline over the result."""
     batch, context = view.lengths_B.shape[0], int(view.lengths_B[0])
@@ -63,7 +66,9 @@ def _gather_first(
     return run
 
 
-def measure(shape: Shape, backends: Sequence[str], baselines: Sequence[str], repetitions: int = 30) -> list[Row]:
+def measure(
+    shape: Shape, backends: Sequence[str], baselines: Sequence[str], repetitions: int = 30
+) -> list[Row]:
     """One row per backend. `baseline` is the faster of the BF16 kernels; all times are in the row."""
     view = synthetic_cache(shape.context, shape.batch, parse_format(shape.format))
     query = synthetic_query(shape.batch, shape.query_len, shape.heads)
@@ -83,7 +88,10 @@ def measure(shape: Shape, backends: Sequence[str], baselines: Sequence[str], rep
     for name in backends:
         row = {"backend": name, **shape._asdict(), "us": round(times[name], 2), "baseline": best}
         if best is not None:
-            row |= {"baseline_us": round(rivals[best], 2), "ratio": round(rivals[best] / times[name], 3)}
+            row |= {
+                "baseline_us": round(rivals[best], 2),
+                "ratio": round(rivals[best] / times[name], 3),
+            }
         rows.append(row | {"others_us": others})
     return rows
 
@@ -96,7 +104,9 @@ def bench_decode(
 ) -> list[Row]:
     """Rows of all shapes; without libraries there is no baseline and no ratio."""
     require(torch.cuda.is_available(), "bench decode needs a GPU, and torch sees none", UsageError)
-    names = [name for name in BACKENDS if name != "reference"] if backends is None else list(backends)
+    names = (
+        [name for name in BACKENDS if name != "reference"] if backends is None else list(backends)
+    )
     baselines = load(list(libraries)) if libraries else []
     rows: list[Row] = []
     for shape in shapes:

@@ -43,7 +43,9 @@ def synthetic_cache(context: int, batch: int, fmt: CacheFormat, window_width: in
         lengths_B=torch.full((batch,), context, dtype=torch.int32, device="cuda"),
         window_pages_JMC=window.to(torch.bfloat16),
         window_table_BW=_shuffled_table(batch, window_width),
-        sink_pages_B=torch.arange(batch * window_width, window_pages, dtype=torch.int32, device="cuda"),
+        sink_pages_B=torch.arange(
+            batch * window_width, window_pages, dtype=torch.int32, device="cuda"
+        ),
     )
 
 

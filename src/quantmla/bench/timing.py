@@ -30,7 +30,9 @@ def interleaved_us(calls: Mapping[str, Callable[[], object]], repetitions: int) 
     """
     graphs = {name: capture(call) for name, call in calls.items()}
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {
+        name: [] for name in calls
+    }
     for _ in range(repetitions):
         for name, graph in graphs.items():
             pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))

@@ -46,7 +46,9 @@ def decode(
     """
     problem = decode_problem(query, view)
     require(
-        num_splits is None or num_splits >= 1, f"num_splits {num_splits} must be at least 1", UsageError
+        num_splits is None or num_splits >= 1,
+        f"num_splits {num_splits} must be at least 1",
+        UsageError,
     )
     return choose(problem, backend).decode(query, view, num_splits)
 
@@ -81,7 +83,9 @@ def choose(problem: Problem, backend: str) -> ModuleType:
     if backend != "auto":
         module = import_module(BACKENDS[backend])
         reason = module.why_not(problem)
-        require(reason is None, f"backend {backend!r} cannot {problem.operation}: {reason}", UsageError)
+        require(
+            reason is None, f"backend {backend!r} cannot {problem.operation}: {reason}", UsageError
+        )
         return module
     reasons = []
     for name, path in BACKENDS.items():

@@ -72,7 +72,11 @@ def _platform(device: torch.device) -> tuple[Platform, tuple[int, int] | None]:
 
 
 def _problem(
-    operation: Operation, dtype: torch.dtype, view: CacheView, num_heads: int = 0, query_len: int = 0
+    operation: Operation,
+    dtype: torch.dtype,
+    view: CacheView,
+    num_heads: int = 0,
+    query_len: int = 0,
 ) -> Problem:
     platform, capability = _platform(view.pages_JY.device)
     return Problem(
@@ -89,7 +93,9 @@ def _problem(
     )
 
 
-def _check_tensor(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], like: Tensor) -> None:
+def _check_tensor(
+    name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], like: Tensor
+) -> None:
     """`None` in `shape` is any size; the last dimension must be contiguous."""
     fits = x.dim() == len(shape) and all(
         want in (None, have) for want, have in zip(shape, x.shape, strict=True)
@@ -97,7 +103,11 @@ def _check_tensor(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | N
     wanted = ["any" if size is None else size for size in shape]
     require(fits, f"{name} has shape {list(x.shape)}, not {wanted}", UsageError)
     require(x.dtype == dtype, f"{name} is {x.dtype}, not {dtype}", UsageError)
-    require(x.device == like.device, f"{name} is on {x.device}, the pages are on {like.device}", UsageError)
+    require(
+        x.device == like.device,
+        f"{name} is on {x.device}, the pages are on {like.device}",
+        UsageError,
+    )
     require(
         x.stride(-1) == 1 or x.shape[-1] <= 1 or x.dim() == 1,
         f"{name} has stride {x.stride(-1)} in its last dimension, not 1",
@@ -150,7 +160,9 @@ def decode_problem(query: DecodeQuery, view: CacheView) -> Problem:
     q = query.latent_BSNR
     require(q.dim() == 4, f"latent_BSNR has shape {list(q.shape)}, not [B, S, N, R]", UsageError)
     batch, query_len, heads = view.lengths_B.shape[0], q.shape[1], q.shape[2]
-    require(q.is_floating_point(), f"latent_BSNR is {q.dtype}, not a floating-point type", UsageError)
+    require(
+        q.is_floating_point(), f"latent_BSNR is {q.dtype}, not a floating-point type", UsageError
+    )
     _check_tensor("latent_BSNR", q, q.dtype, (batch, None, None, view.kv_lora_rank), view.pages_JY)
     rope_shape = (batch, query_len, heads, view.qk_rope_head_dim)
     _check_tensor("rope_BSNE", query.rope_BSNE, q.dtype, rope_shape, view.pages_JY)
@@ -176,7 +188,9 @@ def append_problem(rows: Rows, tokens: Tokens, view: CacheView) -> Problem:
     num_rows = rows.latent_TR.shape[0]
     bf16 = torch.bfloat16
     _check_tensor("latent_TR", rows.latent_TR, bf16, (num_rows, view.kv_lora_rank), view.pages_JY)
-    _check_tensor("k_rope_TE", rows.k_rope_TE, bf16, (num_rows, view.qk_rope_head_dim), view.pages_JY)
+    _check_tensor(
+        "k_rope_TE", rows.k_rope_TE, bf16, (num_rows, view.qk_rope_head_dim), view.pages_JY
+    )
     _check_tokens(tokens, num_rows, view)
     return _problem("append", bf16, view)
 

@@ -25,7 +25,9 @@ from quantmla.mla.partial import Partial  # noqa: E402
 def decode(case: Case, num_splits: int | None = None, step: int | None = None) -> None:
     query, view = build(case)
     batch, query_len, heads, _ = query.latent_BSNR.shape
-    plan = schedule(batch, query_len * heads, view.block_table_BJ.shape[1], 4, num_splits or case.num_splits)
+    plan = schedule(
+        batch, query_len * heads, view.block_table_BJ.shape[1], 4, num_splits or case.num_splits
+    )
     if step is not None:
         plan = plan._replace(step=step)
     launches, result = decode_launches(query, view, plan, (False, False))
@@ -41,10 +43,14 @@ def append(case: Case) -> None:
     view = empty_cache(case, generator)
     tokens = all_tokens(case.lengths)
     rows = random_rows(len(tokens.position_T), case, generator)
-    wanted = replace(view, pages_JY=view.pages_JY.clone(), window_pages_JMC=view.window_pages_JMC.clone())
+    wanted = replace(
+        view, pages_JY=view.pages_JY.clone(), window_pages_JMC=view.window_pages_JMC.clone()
+    )
     reference.append(rows, tokens, wanted)
     for part in (slice(0, -100), slice(-100, -37), slice(-37, None)):
-        launch = append_launch(type(rows)(*(x[part] for x in rows)), Tokens(*(x[part] for x in tokens)), view)
+        launch = append_launch(
+            type(rows)(*(x[part] for x in rows)), Tokens(*(x[part] for x in tokens)), view
+        )
         launch.run()
     assert torch.equal(view.pages_JY, wanted.pages_JY), "pages differ"
     bits = [v.window_pages_JMC.view(torch.int16) for v in (view, wanted)]

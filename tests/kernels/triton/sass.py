@@ -56,7 +56,9 @@ def compile_launch(launch: Launch, target: str):
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0 and special:
                 attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = ASTSource(
+        fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes
+    )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     return triton.compile(source, target=TARGETS[target], options=options)
 

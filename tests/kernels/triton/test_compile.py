@@ -18,7 +18,9 @@ from quantmla.kernels.triton.schedule import schedule
 GATES = {("c4r4", 16): (115, 256), ("c2r4", 16): (128, 256), ("c4r4", 32): (148, 512)}
 
 
-def launches(fmt: str, heads: int, target: str, rank: int = 512, rope: int = 64) -> dict[str, Launch]:
+def launches(
+    fmt: str, heads: int, target: str, rank: int = 512, rope: int = 64
+) -> dict[str, Launch]:
     case = Case(name="compile", fmt=fmt, heads=heads, rank=rank, rope=rope, lengths=(300, 70))
     generator = torch.Generator()
     view = empty_cache(case, generator)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels are written in triton")
 
-from quantmla.kernels.triton.planes import PLANES2, PLANES4  # noqa: E402
+from quantmla.kernels.triton.planes import PLANES2, PLANES4
 
 
 def field(text: str, words: np.ndarray) -> tuple[np.ndarray, float]:
@@ -16,7 +16,11 @@ def field(text: str, words: np.ndarray) -> tuple[np.ndarray, float]:
     mask = int(re.search(r"lop3.b32 t, t, (0x[0-9a-f]+), 0x64006400, 0xea;", text)[1], 16)
     factor = re.search(r"mov.b32 f, (0x[0-9a-f]+);", text)
     halves = ((words >> shift) & mask | 0x64006400).astype(np.uint32).view(np.float16)
-    packed = np.array([int(factor[1], 16)], dtype=np.uint32).view(np.float16) if factor else np.ones(2, np.float16)
+    packed = (
+        np.array([int(factor[1], 16)], dtype=np.uint32).view(np.float16)
+        if factor
+        else np.ones(2, np.float16)
+    )
     assert packed[0] == packed[1]
     return halves, float(packed[0])
 

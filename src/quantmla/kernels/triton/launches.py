@@ -62,10 +62,10 @@ def decode_launches(
     q, q_rope = query.latent_BSNR, query.rope_BSNE
     batch, query_len, heads, rank = q.shape
     num_rows, all_splits = query_len * heads, plan.num_splits + plan.window_splits
-    fresh = {"device": q.device, "dtype": torch.float32}
-    partial_out = torch.empty(batch, all_splits, num_rows, rank, **fresh)
-    partial_lse = torch.empty(batch, all_splits, num_rows, **fresh)
-    out, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(q.shape[:3], **fresh)
+    partial_out = torch.empty(batch, all_splits, num_rows, rank, device=q.device)
+    partial_lse = torch.empty(batch, all_splits, num_rows, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], device=q.device)
     shape = page_shape(view)
     partials = {"partial_out": partial_out, "partial_lse": partial_lse}
     split = Launch(
@@ -96,7 +96,7 @@ def decode_launches(
             # the interpreter multiplies bit patterns of bf16
             "DOT": tl.bfloat16 if compiled else tl.float32,
             "STARTS": view.window_start_B is not None,
-            **shape._asdict(),
+            "PAGE": shape,
         },
         num_warps=plan.num_warps,
     )
@@ -106,8 +106,7 @@ def decode_launches(
         grid=(batch * num_rows, rank // channels),
         args={"out": out, "lse": lse, "num_rows": num_rows, "all_splits": all_splits, **partials},
         constants={
-            "RANK": rank,
-            "BITS": shape.BITS,
+            "PAGE": shape,
             "CHANNELS": channels,
             "SPLITS": COMBINE_SPLITS,
         },
@@ -135,7 +134,7 @@ def append_launch(rows: Rows, tokens: Tokens, view: CacheView) -> Launch:
         },
         constants={
             "BLOCK": block,
-            **shape._asdict(),
+            "PAGE": shape,
         },
     )
 
@@ -158,6 +157,6 @@ def gather_launch(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Launch:
         constants={
             "BLOCK": GATHER_BLOCK,
             "STARTS": view.window_start_B is not None,
-            **shape._asdict(),
+            "PAGE": shape,
         },
     )

@@ -35,7 +35,9 @@ def _texts(bits: int) -> tuple[str, ...]:
         field = (2**bits - 1) << at
         half = (15 - at) << 10  # bits of the float16 2**-at
         text = HIGH_FIELD.value if at else LOW_FIELD.value
-        text = text.replace("FACTOR", hex(half | half << 16)).replace("MASK", hex(field | field << 16))
+        text = text.replace("FACTOR", hex(half | half << 16)).replace(
+            "MASK", hex(field | field << 16)
+        )
         texts.append(text.replace("SHIFT", str(shift)))
     return tuple(texts)
 
