@@ -48,7 +48,7 @@ def _run(launches: list) -> None:
 
 
 def variants(shape: Shape) -> dict[str, float]:
-    """Microseconds of every plan; first the split kernel and the combination together, then alone."""
+    """Microseconds of every plan, and of some plans' split kernel alone."""
     view = synthetic_cache(shape.context, shape.batch, parse_format(shape.format))
     query = synthetic_query(shape.batch, shape.query_len, shape.heads)
     calls = {}

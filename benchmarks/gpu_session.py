@@ -1,8 +1,8 @@
-"""One GPU session: correctness of every case, compute-sanitizer, then timings. Writes into a folder.
+"""One GPU session: every case, compute-sanitizer if asked for, then timings.
 
     python benchmarks/gpu_session.py OUT [--libraries SO ...] [--seconds 230]
 
-Each part is a process of its own under a time limit, so that one that hangs leaves the others alone.
+Each part is a process of its own with a time limit: one that hangs leaves the others alone.
 """
 
 import argparse

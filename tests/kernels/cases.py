@@ -147,7 +147,7 @@ def _window_tables(case: Case, fmt: CacheFormat) -> tuple[Tensor, int]:
 
 
 def empty_cache(case: Case, generator: torch.Generator) -> CacheView:
-    """Pools full of poison and shuffled tables; entries that nothing needs are -1 in the window's."""
+    """Pools full of poison, shuffled tables; window entries that nothing needs are -1."""
     fmt, batch = format_of(case), len(case.lengths)
     layout = page_layout(case.rank, case.rope, fmt)
     counts = [n // fmt.page_size for n in case.lengths]

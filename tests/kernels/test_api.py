@@ -48,13 +48,13 @@ def test_a_named_backend_that_cannot_says_why(call: tuple[DecodeQuery, CacheView
 
 
 def test_an_unknown_backend_names_the_known_ones(call: tuple[DecodeQuery, CacheView]) -> None:
-    with pytest.raises(UsageError, match="'cuda' is not one of.*auto.*triton.*reference"):
+    with pytest.raises(UsageError, match=r"'cuda' is not one of.*auto.*triton.*reference"):
         decode(*call, backend="cuda")
 
 
 def test_auto_on_a_gpu_gives_every_reason_instead_of_the_slow_reference() -> None:
     with pytest.raises(
-        UsageError, match="triton: content_bits 8 is not one of.*reference: only when named"
+        UsageError, match=r"triton: content_bits 8 is not one of.*reference: only when named"
     ):
         choose(problem(fmt=parse_format("c8r8")), "auto")
 
@@ -115,7 +115,7 @@ def test_bad_views_are_named(
 
 def test_bad_queries_are_named(call: tuple[DecodeQuery, CacheView]) -> None:
     query, view = call
-    with pytest.raises(UsageError, match="rope_BSNE is torch.float32, not torch.bfloat16"):
+    with pytest.raises(UsageError, match=r"rope_BSNE is torch.float32, not torch.bfloat16"):
         decode(query._replace(rope_BSNE=query.rope_BSNE.float()), view)
     with pytest.raises(UsageError, match=r"latent_BSNR has shape \[1, 1, 3, 128\]"):
         decode(query._replace(latent_BSNR=query.latent_BSNR[:1]), view)
@@ -130,7 +130,7 @@ def test_float16_rows_are_refused(call: tuple[DecodeQuery, CacheView]) -> None:
     _, view = call
     case = Case(name="half", rank=128, rope=32, lengths=(7,))
     rows = random_rows(7, case, torch.Generator())
-    with pytest.raises(UsageError, match="latent_TR is torch.float16, not torch.bfloat16"):
+    with pytest.raises(UsageError, match=r"latent_TR is torch.float16, not torch.bfloat16"):
         append(Rows(rows.latent_TR.half(), rows.k_rope_TE), all_tokens((7,)), view)
-    with pytest.raises(UsageError, match="out_TC is torch.float32"):
+    with pytest.raises(UsageError, match=r"out_TC is torch.float32"):
         gather(all_tokens((7,)), view, torch.empty(7, 160))

@@ -1,1 +1,1 @@
-"""Measurements of the kernels on a GPU; every figure ends in a file with the environment it came from."""
+"""Measurements of the kernels on a GPU, kept in files with the environment they came from."""

@@ -43,7 +43,7 @@ def _bytes(count: int, pages: int, view: CacheView) -> int:
 def measure(
     fmt_name: str, backends: Sequence[str], batch: int = 256, repetitions: int = 30
 ) -> list[Row]:
-    """Rows: one token each with no page, and with every page, complete; prompts of several lengths."""
+    """One token each, with no page or every page complete; prompts of several lengths."""
     fmt = parse_format(fmt_name)
     many = synthetic_cache(1024, batch, fmt)
     prompts = (8192, 65536)

@@ -64,8 +64,8 @@ def fa3_mla(query: DecodeQuery, cache: Bf16Cache) -> Callable[[], Tensor]:
     keys, values = cache.pages_JLC[:, :, None, rank:], cache.pages_JLC[:, :, None, :rank]
     sizes = (batch, query_len, context, heads, 1, rope, rank)
     plan = torch.ops._vllm_fa3_C.get_scheduler_metadata(
-        *sizes, torch.bfloat16, cache.lengths_B, starts, None, None, None, None, 64, 0, True, -1, -1,
-        False, 0, None, 0,
+        *sizes, torch.bfloat16, cache.lengths_B, starts, None, None, None, None, 64, 0, True,
+        -1, -1, False, 0, None, 0,
     )  # fmt: skip
     return lambda: torch.ops._vllm_fa3_C.fwd(
         q_rope, keys, values, None, None, q_latent, None, starts, None, None, None, cache.lengths_B,

@@ -69,7 +69,7 @@ def _gather_first(
 def measure(
     shape: Shape, backends: Sequence[str], baselines: Sequence[str], repetitions: int = 30
 ) -> list[Row]:
-    """One row per backend. `baseline` is the faster of the BF16 kernels; all times are in the row."""
+    """One row per backend. `baseline` is the faster of the BF16 kernels; all are in `others_us`."""
     view = synthetic_cache(shape.context, shape.batch, parse_format(shape.format))
     query = synthetic_query(shape.batch, shape.query_len, shape.heads)
     calls: dict[str, Callable[[], object]] = {

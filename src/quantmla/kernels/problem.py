@@ -121,16 +121,17 @@ def _check_alignment(name: str, x: Tensor, size: int) -> None:
     aligned = x.data_ptr() % size == 0 and all(stride % size == 0 for stride in strides)
     require(
         aligned,
-        f"{name} starts at address {x.data_ptr()} with strides {strides} bytes: not multiples of {size}",
+        f"{name} starts at address {x.data_ptr()} with strides {strides} bytes: "
+        f"not multiples of {size}",
         UsageError,
     )
 
 
 def check_view(view: CacheView) -> None:
-    """Refuses shapes, dtypes and devices that no backend could mean; values are the owner's matter."""
+    """Refuses shapes, dtypes and devices that no backend takes; values are the owner's matter."""
     require(
         view.fmt.recent_window is not None,
-        "an unprotected cache format (recent_window None) is for evaluation only: it has no kernels",
+        "an unprotected cache format (recent_window None) is for evaluation only, without kernels",
         UsageError,
     )
     pages, batch = view.pages_JY, view.lengths_B.shape[0]
@@ -149,7 +150,8 @@ def check_view(view: CacheView) -> None:
         _check_alignment("window_pages_JMC", view.window_pages_JMC, 16)
     require(
         view.fmt.num_sink_tokens <= view.window_page_size,
-        f"{view.fmt.num_sink_tokens} sink tokens do not fit a window page of {view.window_page_size}",
+        f"{view.fmt.num_sink_tokens} sink tokens do not fit a window page of "
+        f"{view.window_page_size}",
         UsageError,
     )
 

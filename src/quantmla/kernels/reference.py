@@ -1,7 +1,7 @@
 """Append, decode and gather in torch, written to be read: what every kernel is tested against.
 
 Letters as in cache/view.py. On any device, for every format that has bytes. A query in float64 is
-computed in float64: that is the oracle. It waits for the device, and holds a sequence's rows in full.
+computed in float64: that is the oracle. It waits for the device and holds all of a sequence's rows.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Every kernel for GPUs that are not here, and a gate on what the compiler makes of the main loop."""
+"""Every kernel for GPUs that are not here, and a gate on the main loop's machine code."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The kernels' arithmetic without a GPU. A process of its own: the interpreter is chosen at import."""
+"""The kernels' arithmetic without a GPU, in a process where the interpreter is chosen."""
 
 import os
 import subprocess

@@ -1,8 +1,8 @@
 """Append: rows of tokens into the bf16 window, and whole pages into bytes.
 
 One program handles a block of rows and one part of their channels: a content group, or (the last
-part) the whole rope key. Parts do not depend on one another, so a page is packed by as many programs
-as it has groups, each reading its rows once.
+part) the whole rope key. Parts do not depend on one another, so a page is packed by as many
+programs as it has groups, each reading its rows once.
 """
 
 import triton
@@ -78,6 +78,8 @@ def append_rows(
     sink_tokens,
     window_tokens,
     window_table_width,
+    content_clip,
+    rope_clip,
     stride_latent,
     stride_rope,
     stride_page,
@@ -89,7 +91,7 @@ def append_rows(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK rows, one part of their channels: to the window, then every page that ends among them."""
+    """One part of BLOCK rows' channels: to the window, then every page that ends among them."""
     first = tl.program_id(0) * BLOCK
     part = tl.program_id(1)
     row = first + tl.arange(0, BLOCK)
@@ -118,7 +120,7 @@ def append_rows(
                 x = _page_rows(
                     latent, stride_latent, sequences, end, last, channel, rows, table, 0, PAGE
                 )
-                write_group(page, x, part, PAGE)
+                write_group(page, x, part, content_clip, PAGE)
             else:
                 y = _page_rows(
                     k_rope,
@@ -132,4 +134,4 @@ def append_rows(
                     PAGE.RANK,
                     PAGE,
                 )
-                write_rope(page, y, PAGE)
+                write_rope(page, y, rope_clip, PAGE)

@@ -76,7 +76,7 @@ def decode_split(
     ASM: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Writes out [B, K, S * N, RANK] (channels in plane order) and base-2 lse [B, K, S * N], float32.
+    """Writes out [B, K, S * N, RANK], channels in plane order, and base-2 lse [B, K, S * N].
 
     Splits 0..num_splits-1 share the packed pages, the rest the window. An empty split writes -inf
     as its lse and no output. `score_scale` is softmax_scale * log2(e).
@@ -172,7 +172,7 @@ def combine(
     CHANNELS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """CHANNELS channels of one row's splits, into its output (natural order) and natural-log lse."""
+    """CHANNELS channels of one row's splits, into its output, and its natural-log lse."""
     b = tl.program_id(0) // num_rows
     row = tl.program_id(0) % num_rows
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

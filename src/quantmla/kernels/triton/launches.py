@@ -57,7 +57,7 @@ def _lengths(view: CacheView) -> dict[str, object]:
 def decode_launches(
     query: DecodeQuery, view: CacheView, plan: Schedule, target: tuple[bool, bool]
 ) -> tuple[list[Launch], Partial]:
-    """Two launches, and the tensors they fill. `target`: compiled (not interpreted), and for NVIDIA."""
+    """Two launches and what they fill. `target`: compiled (not interpreted), and for NVIDIA."""
     compiled, nvidia = target
     q, q_rope = query.latent_BSNR, query.rope_BSNE
     batch, query_len, heads, rank = q.shape
@@ -128,6 +128,8 @@ def append_launch(rows: Rows, tokens: Tokens, view: CacheView) -> Launch:
             "sequences": tokens.sequence_T,
             "positions": tokens.position_T,
             "num_rows": num_rows,
+            "content_clip": view.fmt.content_clip,
+            "rope_clip": view.fmt.rope_clip,
             "stride_latent": rows.latent_TR.stride(0),
             "stride_rope": rows.k_rope_TE.stride(0),
             **_cache(view),

@@ -1,4 +1,4 @@
-"""Quantising and packing a page's rows: quant/affine.py operation by operation, so that bytes agree.
+"""Quantising and packing a page's rows: quant/affine.py step by step, so that bytes agree.
 
 float32 with IEEE division and rounding half to even throughout.
 """
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 MIN_SCALE = tl.constexpr(2.0**-24)
-MAX_SCALE = tl.constexpr(65504.0)
+MAX_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(
     12582912.0
 )  # 1.5 * 2**23: adding it rounds a float32 to integer, half to even
@@ -21,21 +21,21 @@ def _round(x):
 @triton.jit
 def _round_up_to_half(x):
     """x is positive, so the next float16 is the next bit pattern."""
-    x = tl.minimum(tl.maximum(x, MIN_SCALE), MAX_SCALE)
+    x = tl.minimum(tl.maximum(x, MIN_SCALE), MAX_HALF)
     nearest = x.to(tl.float16)
     above = (nearest.to(tl.int16, bitcast=True) + 1).to(tl.float16, bitcast=True)
     chosen = tl.where(nearest.to(tl.float32) < x, above.to(tl.float32), nearest.to(tl.float32))
-    return tl.minimum(chosen, MAX_SCALE)
+    return tl.minimum(chosen, MAX_HALF)
 
 
 @triton.jit
-def _scale_and_zero(low, high, BITS: tl.constexpr):
+def _scale_and_zero(low, high, clip, BITS: tl.constexpr):
     """Scale and zero point of groups from their smallest and largest values, float32."""
     low, high = tl.minimum(low, 0.0), tl.maximum(high, 0.0)
     top_code = 2.0**BITS - 1.0
-    exact = tl.div_rn(high - low, tl.full(low.shape, top_code, tl.float32))
-    scale = tl.maximum(exact + (_round_up_to_half(exact) - exact), MIN_SCALE)
-    zero = tl.minimum(tl.maximum(_round(tl.div_rn(0.0 - low, scale)), 0.0), top_code)
+    exact = tl.div_rn((high - low) * clip, tl.full(low.shape, top_code, tl.float32))
+    scale = _round_up_to_half(exact)
+    zero = tl.minimum(tl.maximum(_round(tl.div_rn(low * clip * -1.0, scale)), 0.0), top_code)
     return scale, zero
 
 
@@ -52,13 +52,13 @@ def _pack_words(x, scale, zero, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BI
 
 
 @triton.jit
-def write_group(page, x, group, PAGE: tl.constexpr):
+def write_group(page, x, group, clip, PAGE: tl.constexpr):
     """One content group [TOKENS, GROUP] of a page: codes, scales and zero points."""
     TOKENS: tl.constexpr = PAGE.TOKENS
     GROUP: tl.constexpr = PAGE.GROUP
     WORDS: tl.constexpr = PAGE.GROUP * PAGE.BITS // 32
     token = tl.arange(0, PAGE.TOKENS)
-    scale, zero = _scale_and_zero(tl.min(x, 1), tl.max(x, 1), PAGE.BITS)
+    scale, zero = _scale_and_zero(tl.min(x, 1), tl.max(x, 1), clip, PAGE.BITS)
     wide_scale = tl.broadcast_to(scale[:, None], [TOKENS, GROUP])
     wide_zero = tl.broadcast_to(zero[:, None], [TOKENS, GROUP])
     words = _pack_words(x, wide_scale, wide_zero, PAGE.TOKENS, PAGE.GROUP, PAGE.BITS)
@@ -78,18 +78,19 @@ def _clear(page, FIRST: tl.constexpr, LAST: tl.constexpr):
 
 
 @triton.jit
-def write_rope(page, x, PAGE: tl.constexpr):
-    """A page's rope keys [TOKENS, ROPE]: centred by their mean, quantised by band; and the padding."""
+def write_rope(page, x, clip, PAGE: tl.constexpr):
+    """A page's rope keys [TOKENS, ROPE], centred by their mean, by band; and the padding."""
     TOKENS: tl.constexpr = PAGE.TOKENS
     BANDS: tl.constexpr = PAGE.BANDS
     BAND: tl.constexpr = PAGE.BAND
     WORDS: tl.constexpr = PAGE.ROPE * PAGE.ROPE_BITS // 32
     halves = page.to(tl.pointer_type(tl.float16))
     # exact in float64 for bf16 rows, whatever the order of summation
-    mean = (tl.sum(x.to(tl.float64), 0) * (1.0 / PAGE.TOKENS)).to(tl.float32).to(tl.float16)
+    mean = tl.sum(x.to(tl.float64), 0) * (1.0 / PAGE.TOKENS)
+    mean = tl.minimum(tl.maximum(mean, -MAX_HALF), MAX_HALF).to(tl.float32).to(tl.float16)
     tl.store(halves + PAGE.MEAN_AT // 2 + tl.arange(0, PAGE.ROPE), mean)
     banded = tl.reshape(x - mean.to(tl.float32)[None, :], [TOKENS, BANDS, BAND])
-    scale, zero = _scale_and_zero(tl.min(banded, 2), tl.max(banded, 2), PAGE.ROPE_BITS)
+    scale, zero = _scale_and_zero(tl.min(banded, 2), tl.max(banded, 2), clip, PAGE.ROPE_BITS)
     wide_scale = tl.broadcast_to(scale[:, :, None], [TOKENS, BANDS, BAND])
     wide_zero = tl.broadcast_to(zero[:, :, None], [TOKENS, BANDS, BAND])
     words = _pack_words(banded, wide_scale, wide_zero, PAGE.TOKENS, PAGE.ROPE, PAGE.ROPE_BITS)

@@ -1,4 +1,4 @@
-"""Queries as the packed path wants them: float16 planes, with a power of two taken out of each row."""
+"""Queries as the packed path wants them: float16 planes, each row times a power of two."""
 
 import triton
 import triton.language as tl

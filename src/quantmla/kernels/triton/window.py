@@ -1,4 +1,4 @@
-"""Where bf16 rows lie, and attention over them: sinks and the recent window, multiplied as they are."""
+"""Where bf16 rows lie, and attention over them: sinks and the recent window."""
 
 import triton
 import triton.language as tl
