@@ -53,7 +53,6 @@ def main() -> None:
         "-q",
         "-n",
         "8",
-        "-x",
         "--maxfail=12",
         "-p",
         "no:cacheprovider",
