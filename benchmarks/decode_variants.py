@@ -38,7 +38,10 @@ def _plans(shape: Shape) -> dict[str, Schedule]:
             splits = max(1, min(round(fill * multiprocessors / programs), pages // MIN_PAGES))
             windows = max(1, min(7, multiprocessors // programs))
             plan = Schedule(rows, warps, step, splits, windows, MIN_PAGES)
-            plans[f"r{rows}w{warps}s{step}f{fill}_{splits}+{windows}"] = plan
+            name = f"r{rows}w{warps}s{step}f{fill}_{splits}+{windows}"
+            plans[name] = plan
+            if fill == 2:
+                plans["no_prefetch_" + name] = plan._replace(prefetch=False)
     return plans
 
 

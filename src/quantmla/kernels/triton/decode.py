@@ -74,6 +74,7 @@ def decode_split(
     STEP: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
+    PREFETCH: tl.constexpr,
     DOT: tl.constexpr,
 ):
     """Writes out [B, K, S * N, RANK], channels in plane order, and base-2 lse [B, K, S * N].
@@ -121,6 +122,7 @@ def decode_split(
                 STEP,
                 ROWS,
                 ASM,
+                PREFETCH,
             )
             inverse = (1.0 / total)[None, :]
             target = partial_out + at[None, :] * PAGE.RANK + tl.arange(0, PAGE.WORDS)[:, None]

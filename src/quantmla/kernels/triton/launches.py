@@ -93,6 +93,7 @@ def decode_launches(
             "STEP": plan.step,
             "ROWS": plan.rows,
             "ASM": compiled and nvidia,
+            "PREFETCH": compiled and nvidia and plan.prefetch,
             # the interpreter multiplies bit patterns of bf16
             "DOT": tl.bfloat16 if compiled else tl.float32,
             "STARTS": view.window_start_B is not None,

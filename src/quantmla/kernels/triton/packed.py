@@ -43,6 +43,23 @@ def _page_numbers(table, at, last, index, PAGE: tl.constexpr, STEP: tl.constexpr
 
 
 @triton.jit
+def _prefetch(pool, number, stride_page, PAGE: tl.constexpr, STEP: tl.constexpr):
+    """Asks for whole pages to come into L2, one 128-byte line per element."""
+    line = tl.minimum(tl.arange(0, PAGE.LINES_WIDTH), PAGE.LINES - 1)
+    if STEP > 1:
+        line = line[None, :]
+    address = pool + number.to(tl.int64) * stride_page + line * 128
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [address.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def attend_pages(
     pages,
     table,
@@ -56,6 +73,7 @@ def attend_pages(
     STEP: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """Online softmax over pages first..last-1 of one sequence, STEP pages at a time.
 
@@ -83,7 +101,9 @@ def attend_pages(
     for _ in tl.static_range(P):
         out = out + (tl.zeros([W, ROWS], tl.float32),)
 
+    step_page = tl.arange(0, STEP) * PAGE.TOKENS  # one element per page of a step
     number = _page_numbers(table, first, last, index, PAGE, STEP)
+    following = _page_numbers(table, first + STEP, last, step_page, PAGE, STEP)
     for at in range(first, last, STEP):
         page = pool + number.to(tl.int64) * stride_page
         page16 = page.to(tl.pointer_type(tl.int16))
@@ -93,6 +113,9 @@ def attend_pages(
         rope_codes = tl.load(page16 + PAGE.ROPE_AT // 2 + token * PAGE.ROPE_WORDS + rope_word)
         rope_meta = _scale_and_offset(page, rope_place, PAGE)
         means = tl.load(page64 + PAGE.MEAN_AT // 8 + rope_word)  # four channels each
+        if PREFETCH:
+            _prefetch(pool, following, stride_page, PAGE, STEP)
+            following = _page_numbers(table, at + 2 * STEP, last, step_page, PAGE, STEP)
         number = _page_numbers(table, at + STEP, last, index, PAGE, STEP)  # ahead of its use
 
         scores = tl.zeros([T, ROWS], tl.float32)

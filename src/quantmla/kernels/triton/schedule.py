@@ -16,6 +16,7 @@ class Schedule(NamedTuple):
     num_splits: int  # of the packed pages
     window_splits: int
     min_pages: int  # a split takes at least so many, if there are
+    prefetch: bool = True  # the next pages into L2; NVIDIA only
 
 
 def _tile(num_rows: int) -> tuple[int, int, int]:

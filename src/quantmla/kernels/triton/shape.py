@@ -48,6 +48,16 @@ class PageShape:
         return max(16, self.ROPE_WORDS)
 
     @property
+    def LINES(self) -> int:
+        """Cache lines of a page."""
+        return self.BYTES // 128
+
+    @property
+    def LINES_WIDTH(self) -> int:
+        """The power of two that holds them."""
+        return 1 << (self.LINES - 1).bit_length()
+
+    @property
     def GROUP(self) -> int:
         """Content channels that share a scale."""
         return self.RANK // self.GROUPS
