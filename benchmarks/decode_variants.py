@@ -36,7 +36,7 @@ def _plans(shape: Shape) -> dict[str, Schedule]:
             programs = shape.batch * -(-shape.heads // rows)
             pages = shape.context // 64
             splits = max(1, min(round(fill * multiprocessors / programs), pages // MIN_PAGES))
-            windows = max(1, min(7, multiprocessors // programs))
+            windows = max(1, min(7, fill * multiprocessors // programs // 2))
             plan = Schedule(rows, warps, step, splits, windows, MIN_PAGES)
             name = f"r{rows}w{warps}s{step}f{fill}_{splits}+{windows}"
             plans[name] = plan

@@ -94,6 +94,7 @@ BAD_VIEWS = [
     ({"pages_JY": torch.zeros(4, 100, dtype=torch.uint8)}, r"pages_JY has shape \[4, 100\]"),
     ({"lengths_B": torch.zeros(3, dtype=torch.int32)}, "block_table_BJ has shape"),
     ({"lengths_B": torch.zeros(2, dtype=torch.int64)}, "lengths_B is torch.int64, not torch.int32"),
+    ({"lengths_B": torch.zeros(4, dtype=torch.int32)[::2]}, "lengths_B has stride 2"),
     ({"sink_pages_B": torch.zeros(2)}, "sink_pages_B is torch.float32"),
     ({"window_pages_JMC": torch.zeros(4, 16, 160)}, "window_pages_JMC is torch.float32"),
     (

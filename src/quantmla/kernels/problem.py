@@ -109,7 +109,7 @@ def _check_tensor(
         UsageError,
     )
     require(
-        x.stride(-1) == 1 or x.shape[-1] <= 1 or x.dim() == 1,
+        x.stride(-1) == 1 or x.shape[-1] <= 1,
         f"{name} has stride {x.stride(-1)} in its last dimension, not 1",
         UsageError,
     )
@@ -142,7 +142,9 @@ def check_view(view: CacheView) -> None:
     _check_tensor("block_table_BJ", view.block_table_BJ, int32, (batch, None), pages)
     _check_tensor("window_table_BW", view.window_table_BW, int32, (batch, None), pages)
     _check_tensor("lengths_B", view.lengths_B, int32, (batch,), pages)
-    _check_tensor("sink_pages_B", view.sink_pages_B, int32, (batch,), pages)
+    _check_tensor(
+        "sink_pages_B", view.sink_pages_B[:, None], int32, (batch, 1), pages
+    )  # any stride
     if view.window_start_B is not None:
         _check_tensor("window_start_B", view.window_start_B, int32, (batch,), pages)
     if pages.is_cuda:

@@ -18,16 +18,16 @@ from compare import check  # noqa: E402
 from quantmla.kernels import reference  # noqa: E402
 from quantmla.kernels.problem import Tokens  # noqa: E402
 from quantmla.kernels.triton.launches import append_launch, decode_launches, gather_launch  # noqa: E402
-from quantmla.kernels.triton.schedule import schedule  # noqa: E402
+from quantmla.kernels.triton.schedule import Device, schedule  # noqa: E402
 from quantmla.mla.partial import Partial  # noqa: E402
 
 
 def decode(case: Case, num_splits: int | None = None, step: int | None = None) -> None:
     query, view = build(case)
     batch, query_len, heads, _ = query.latent_BSNR.shape
-    plan = schedule(
-        batch, query_len * heads, view.block_table_BJ.shape[1], 4, num_splits or case.num_splits
-    )
+    device = Device(4, 227 << 10)
+    width = view.block_table_BJ.shape[1]
+    plan = schedule(batch, query_len * heads, width, device, num_splits or case.num_splits)
     if step is not None:
         plan = plan._replace(step=step)
     launches, result = decode_launches(query, view, plan, (False, False))

@@ -11,7 +11,7 @@ from sass import TARGETS, compile_launch, report
 from quantmla.kernels.problem import DecodeQuery
 from quantmla.kernels.triton.launch import Launch
 from quantmla.kernels.triton.launches import append_launch, decode_launches, gather_launch
-from quantmla.kernels.triton.schedule import schedule
+from quantmla.kernels.triton.schedule import Device, schedule
 
 # Warp instructions of the split kernel's main loop per token (all warps), and bytes of stack. Seen
 # with Triton 3.6: 107, 120, 138. A version of Triton that does worse should be noticed.
@@ -26,7 +26,7 @@ def launches(
     view = empty_cache(case, generator)
     assert format_of(case) == view.fmt
     q = torch.zeros(2, 1, heads, rank + rope, dtype=torch.bfloat16)
-    plan = schedule(2, heads, 512, 132)
+    plan = schedule(2, heads, 512, Device(132, 227 << 10))
     nvidia = target != "gfx942"
     query = DecodeQuery(q[..., :rank].contiguous(), q[..., rank:].contiguous(), 0.1)
     (split, combine), _ = decode_launches(query, view, plan, (True, nvidia))
