@@ -194,17 +194,27 @@ def kill_unused(view: CacheView) -> CacheView:
     return replace(view, window_table_BW=table)
 
 
+def keep_all_rows(view: CacheView) -> CacheView:
+    """Every window table entry has a page: for caches that are filled step by step."""
+    table, pool = view.window_table_BW, view.window_pages_JMC
+    missing = table < 0
+    fresh = torch.arange(pool.shape[0], pool.shape[0] + int(missing.sum()), dtype=torch.int32)
+    room = torch.full((len(fresh), *pool.shape[1:]), torch.nan, dtype=pool.dtype)
+    table = table.masked_scatter(missing, fresh)
+    return replace(view, window_table_BW=table, window_pages_JMC=torch.cat((pool, room)))
+
+
 def to_device(view: CacheView, device: str) -> CacheView:
+    """A copy, with the same distance between pages."""
     names = ("block_table_BJ", "lengths_B", "window_pages_JMC", "window_table_BW", "sink_pages_B")
-    moved = {name: getattr(view, name).to(device) for name in names}
-    start = view.window_start_B
-    pool = view.pages_JY
-    if device != "cpu":  # keep the distance between pages
-        whole = pool.as_strided((pool.shape[0], pool.stride(0)), (pool.stride(0), 1), 0)
-        at = pool.stride(0) - pool.shape[1]
-        pool = whole.to(device)[:, at:]
+    moved = {name: getattr(view, name).to(device, copy=True) for name in names}
+    start, pool = view.window_start_B, view.pages_JY
+    whole = pool.as_strided((pool.shape[0], pool.stride(0)), (pool.stride(0), 1), 0)
     return replace(
-        view, pages_JY=pool, window_start_B=None if start is None else start.to(device), **moved
+        view,
+        pages_JY=whole.to(device, copy=True)[:, pool.stride(0) - pool.shape[1] :],
+        window_start_B=None if start is None else start.to(device),
+        **moved,
     )
 
 

@@ -13,6 +13,7 @@ from cases import (
     build,
     empty_cache,
     format_of,
+    keep_all_rows,
     random_rows,
     to_device,
 )
@@ -141,7 +142,7 @@ APPENDS = [
 def test_append_writes_the_references_bytes(name: str, chunks: int, case: Case) -> None:
     """R-30 (padding), R-42 (any way to cut a prompt)."""
     generator = torch.Generator().manual_seed(2)
-    view = empty_cache(case, generator)
+    view = keep_all_rows(empty_cache(case, generator))
     tokens = all_tokens(case.lengths)
     rows = random_rows(len(tokens.position_T), case, generator)
     mine = to_device(view, "cuda")
@@ -165,7 +166,7 @@ def test_decode_step_by_step(name: str) -> None:
     """200 single-token appends of three requests give the bytes of one call."""
     case = Case(name="steps", lengths=(200, 200, 200), ring=True)
     generator = torch.Generator().manual_seed(3)
-    view = empty_cache(case, generator)
+    view = keep_all_rows(empty_cache(case, generator))
     tokens = all_tokens(case.lengths)
     rows = random_rows(600, case, generator)
     mine = to_device(view, "cuda")

@@ -1,10 +1,17 @@
 """The oracle itself: against attention over rows that never went through bytes."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from cases import SMALL, Case, all_tokens, build, empty_cache, kill_unused, random_rows
+from cases import (
+    SMALL,
+    Case,
+    all_tokens,
+    build,
+    empty_cache,
+    keep_all_rows,
+    kill_unused,
+    random_rows,
+)
 from compare import check, eager_bf16, oracle
 
 from quantmla.cache.view import CacheView
@@ -74,16 +81,7 @@ def test_any_cut_of_a_prompt_gives_the_same_bytes(cuts: list[int]) -> None:
         rows = random_rows(300, case, torch.Generator().manual_seed(6))
         tokens = all_tokens(case.lengths)
         if parts:  # every place of the ring is in use on the way
-            free = torch.arange(view.window_pages_JMC.shape[0], view.window_pages_JMC.shape[0] + 16)
-            table = torch.where(
-                view.window_table_BW < 0, free.to(torch.int32), view.window_table_BW
-            )
-            room = torch.full((16, 16, 160), torch.nan, dtype=torch.bfloat16)
-            view = replace(
-                view,
-                window_table_BW=table,
-                window_pages_JMC=torch.cat((view.window_pages_JMC, room)),
-            )
+            view = keep_all_rows(view)
         for part in torch.arange(300).tensor_split(parts):
             reference.append(
                 Rows(*(x[part] for x in rows)), Tokens(*(x[part] for x in tokens)), view
