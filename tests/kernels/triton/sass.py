@@ -32,7 +32,7 @@ class Report(NamedTuple):
     registers: int
     stack: int  # bytes, spills included
     shared: int  # bytes
-    loop: Counter  # opcodes of the longest loop
+    loop: Counter  # opcodes of the loop with the most warpgroup products
 
 
 def compile_launch(launch: Launch, target: str):
@@ -73,8 +73,13 @@ def _instructions(sass: str) -> list[tuple[int, str, str]]:
     return [(int(at, 16), op, rest) for at, op, rest in re.findall(pattern, sass)]
 
 
+def _warpgroup_products(loop: Counter) -> int:
+    """Of the packed path: rows of the window are too few for warpgroup instructions."""
+    return sum(count for op, count in loop.items() if op.startswith("HGMMA"))
+
+
 def report(compiled) -> Report:
-    """Registers, spills and the longest loop of an NVIDIA kernel."""
+    """Registers, spills and the main loop of a Hopper kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.asm["cubin"])
@@ -85,7 +90,7 @@ def report(compiled) -> Report:
     for at, op, rest in instructions:
         back = re.search(r"0x([0-9a-f]+)", rest) if op.startswith("BRA") else None
         if back and int(back[1], 16) < at:
-            loops.append((at - int(back[1], 16), int(back[1], 16), at))
-    _, first, last = max(loops, default=(0, 0, -1))
-    loop = Counter(op for at, op, _ in instructions if first <= at <= last)
+            first = int(back[1], 16)
+            loops.append(Counter(name for place, name, _ in instructions if first <= place <= at))
+    loop = max(loops, key=_warpgroup_products, default=Counter())
     return Report(int(usage[1]), int(usage[2]), compiled.metadata.shared, loop)

@@ -100,6 +100,7 @@ def decode_launches(
             "PAGE": shape,
         },
         num_warps=plan.num_warps,
+        num_stages=plan.stages,
     )
     channels = min(COMBINE_CHANNELS, rank)
     combined = Launch(
