@@ -1,7 +1,7 @@
 """BF16 decode kernels of vLLM's binary distribution, called without vLLM.
 
 FlashMLA (`_flashmla_C`) and FlashAttention 3 with a latent value (`_vllm_fa3_C`) are shared objects
-that register torch operators; their argument lists are those of vllm 0.22 to 0.26.
+that register torch operators; their argument lists are those of vllm 0.22.
 """
 
 from collections.abc import Callable
