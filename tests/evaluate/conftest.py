@@ -46,7 +46,7 @@ class CharTokenizer:
     def __init__(self, begin: bool = False):
         self.begin = begin
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
         ids = [2 + ord(c) % 62 for c in text]
         return [1, *ids] if self.begin and add_special_tokens else ids
 

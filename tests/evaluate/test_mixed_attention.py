@@ -67,6 +67,7 @@ CASES = [
 @pytest.mark.parametrize("fmt", CASES, ids=str)
 def test_agrees_with_the_definition(fmt, block, monkeypatch):
     monkeypatch.setattr(mixed_attention, "BLOCK_TOKENS", block)
+    monkeypatch.setattr(mixed_attention, "SEGMENT_BLOCKS", 2)
     for length in (1, 16, 70):
         query, forms = inputs(length, fmt)
         scale = 1 / math.sqrt(P + E)

@@ -27,7 +27,7 @@ QUESTION = re.compile(
 class ExactTokenizer:
     """One token per character, and back."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
         return [ord(c) for c in text]
 
     def decode(self, ids: torch.Tensor) -> str:

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 from transformers import (
     DeepseekV2Config,
@@ -9,10 +10,12 @@ from transformers import (
     DeepseekV3ForCausalLM,
 )
 
+from quantmla.arch.families import FAMILIES
 from quantmla.errors import UnsupportedModel
+from quantmla.evaluate.teacher_forced import teacher_forced
 from quantmla.mla.rope import to_interleaved
 from quantmla.quant.format import parse_format
-from quantmla.serve.families import cached_rope_order
+from quantmla.serve.families import CACHED_ROPE_ORDER, cached_rope_order
 from quantmla.serve.transformers import QuantMLACache
 
 SIZES = {
@@ -58,3 +61,28 @@ def test_the_stated_order_keeps_the_length_of_every_pair(config, family):
 def test_an_unknown_family_is_refused():
     with pytest.raises(UnsupportedModel, match="'gpt2'"):
         cached_rope_order(SimpleNamespace(model_type="gpt2"))
+
+
+def test_the_orders_are_those_of_the_adapters():
+    for model_type, order in CACHED_ROPE_ORDER.items():
+        assert FAMILIES[model_type].cache_rope_order == order
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_every_family_decodes_what_teacher_forcing_says(case, tiny_checkpoint):
+    model = tiny.load(tiny_checkpoint(case)).double()
+    model.set_experts_implementation("eager")  # the grouped products know no float64
+    ids = tiny.random_tokens(length=40)[:1]
+    fmt = parse_format("c4r4", group_size=16, page_size=8, recent_window=16)
+    cache, steps = QuantMLACache(model.config, fmt), []
+    with torch.inference_mode():
+        plain = model(ids, use_cache=False).logits
+        with teacher_forced(model, fmt):
+            want = model(ids, use_cache=False).logits
+        for t in range(ids.shape[1]):
+            out = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True)
+            steps.append(out.logits)
+    assert cache.get_seq_length() == 40
+    assert (want - plain).abs().max() > 1e-3
+    # norms, routers and linear attention compute in float32 whatever the model's dtype
+    torch.testing.assert_close(torch.cat(steps, dim=1), want, rtol=0, atol=1e-4)

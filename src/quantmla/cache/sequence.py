@@ -129,9 +129,9 @@ def crop(seq: PackedSequence, length: int, fmt: CacheFormat) -> PackedSequence:
     packed = packed_tokens(fmt, length)
     require(
         packed >= seq.first,
-        f"cropping {seq.length} tokens to {length} needs bf16 rows from token {packed} on, and those "
-        f"before {seq.first} are packed: keep the past (activate_past_recording) before appending "
-        "what may be undone",
+        f"cropping {seq.length} tokens to {length} needs bf16 rows from token {packed} on, and "
+        f"those before {seq.first} are packed: keep the past (activate_past_recording) before "
+        "appending what may be undone",
         UsageError,
     )
     held, sinks = length - seq.first, min(length, fmt.num_sink_tokens)

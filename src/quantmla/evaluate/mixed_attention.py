@@ -15,6 +15,7 @@ from quantmla.quant.format import CacheFormat
 from quantmla.quant.roundtrip import read_rope
 
 BLOCK_TOKENS = 256
+SEGMENT_BLOCKS = 8  # blocks whose unfinished pages are quantised together
 
 
 class BothForms(NamedTuple):
@@ -34,15 +35,20 @@ def attend(
     query_BNTD: Tensor, forms: BothForms, fmt: CacheFormat, scale: float, restore: RestoreRope
 ) -> Tensor:
     """Attention outputs [B, N, T, V]; every query as decoding would have seen it."""
-    length = query_BNTD.shape[2]
-    block = max(1, BLOCK_TOKENS // fmt.page_size) * fmt.page_size
+    length, page = query_BNTD.shape[2], fmt.page_size
+    block = max(1, BLOCK_TOKENS // page) * page
+    dependent = prefix_dependent(fmt, forms.stored_rope_BTE.shape[-1])
     parts = []
     for start in range(0, length, block):
         stop = min(start + block, length)
         query = query_BNTD[:, :, start:stop] * scale
         scores = query @ forms.read_key_BNTD[:, :, :stop].transpose(2, 3)
-        if prefix_dependent(fmt, forms.stored_rope_BTE.shape[-1]):
-            _own_page_scores(scores, query, forms, fmt, restore)
+        if dependent:
+            at = start % (SEGMENT_BLOCKS * block)
+            if at == 0:
+                segment = forms.stored_rope_BTE[:, start : start + SEGMENT_BLOCKS * block]
+                own_rope = restore(_own_page_rope(segment, fmt)).to(query.dtype)
+            _own_page_scores(scores, query, forms, own_rope[:, at // page : (at + block) // page])
         parts.append(_block_output(scores, query, forms, fmt))
     return torch.cat(parts, dim=2)
 
@@ -91,24 +97,18 @@ def _exact_columns(
 
 
 def _own_page_scores(
-    scores_BNST: Tensor,
-    query_BNSD: Tensor,
-    forms: BothForms,
-    fmt: CacheFormat,
-    restore: RestoreRope,
+    scores_BNST: Tensor, query_BNSD: Tensor, forms: BothForms, rope_BJLKE: Tensor
 ) -> None:
     """Replaces the scores of keys in the query's own page by those of the page as it was then."""
     size, stop = scores_BNST.shape[2:]
-    page, width = fmt.page_size, forms.stored_rope_BTE.shape[-1]
-    rope_BJLKE = restore(_own_page_rope(forms.stored_rope_BTE[:, stop - size : stop], fmt))
+    page, width = rope_BJLKE.shape[2], rope_BJLKE.shape[-1]
     for j in range(rope_BJLKE.shape[1]):
         rows = slice(j * page, min((j + 1) * page, size))
         keys = slice(stop - size + rows.start, stop - size + rows.stop)
         n = rows.stop - rows.start
         query = query_BNSD[:, :, rows]
         content = query[..., :-width] @ forms.read_key_BNTD[:, :, keys, :-width].transpose(2, 3)
-        rope_BLKE = rope_BJLKE[:, j, :n, :n].to(query.dtype)
-        rope = torch.einsum("bnle,blke->bnlk", query[..., -width:], rope_BLKE)
+        rope = torch.einsum("bnle,blke->bnlk", query[..., -width:], rope_BJLKE[:, j, :n, :n])
         scores_BNST[:, :, rows, keys] = content + rope
 
 

@@ -39,6 +39,11 @@ def default_text() -> str:
     return path.read_text(encoding="utf-8")
 
 
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text of any length, none of them special, and no warning about the length."""
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
 def beginning_ids(tokenizer: Any) -> list[int]:
     """Tokens that the tokenizer puts before every text, such as its beginning-of-sequence token."""
     plain = tokenizer.encode("a", add_special_tokens=False)
@@ -60,7 +65,7 @@ def token_windows(
     require(limit is None or limit >= 1, f"limit {limit} must be at least 1 window", UsageError)
     begin = beginning_ids(tokenizer)
     step = context - len(begin)
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = text_ids(tokenizer, text)
     count = len(ids) // step
     require(
         count >= 1,

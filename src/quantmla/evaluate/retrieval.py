@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quantmla.errors import UsageError, require
-from quantmla.evaluate.perplexity import Progress, beginning_ids
+from quantmla.evaluate.perplexity import Progress, beginning_ids, text_ids
 from quantmla.evaluate.variant import Variant, logits
 
 Kind = Literal["single", "near", "long"]
@@ -54,7 +54,7 @@ class _Maker(NamedTuple):
     rng: random.Random
 
     def ids(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return text_ids(self.tokenizer, text)
 
     def fact(self, noun: str, key: str, value: str) -> list[int]:
         return self.ids(f" One of the special magic {noun} for {key} is: {value}.")
@@ -122,7 +122,7 @@ def make_needles(
     """`count` inputs of each kind, `context` tokens long; the same for the same seed."""
     unknown = sorted(set(kinds) - set(KINDS))
     require(not unknown, f"unknown kinds of needle {unknown}: use {KINDS}", UsageError)
-    haystack = list(tokenizer.encode(text, add_special_tokens=False))
+    haystack = text_ids(tokenizer, text)
     maker = _Maker(tokenizer, key_words(text), haystack, context, random.Random(seed))
     return [maker.make(kind) for kind in kinds for _ in range(count)]
 

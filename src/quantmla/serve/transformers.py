@@ -5,9 +5,9 @@
 
 What attention sees: in a step of one token, every key as decode reads it (docs/flow.md). In a step
 of several tokens (a prompt, a part of one, drafts under verification) the new tokens see one
-another in bf16, and what was cached before as decode read it. Rows of a float32 model are rounded to bf16
-when they are cached, because that is what the window holds; everything is returned in the model's
-dtype. B sequences, S new tokens, R latent channels, E rope channels.
+another in bf16, and what was cached before as decode read it. Rows of a float32 model are
+rounded to bf16 when they are cached, because that is what the window holds; everything is returned
+in the model's dtype. B sequences, S new tokens, R latent channels, E rope channels.
 """
 
 from collections.abc import Mapping, Sequence
