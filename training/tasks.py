@@ -54,11 +54,13 @@ class TaskMaker:
             at = rng.randrange(1, len(value))
             value = value[:at] + rng.choice("0123456789") + value[at + 1 :]
         else:
-            value = self._value(rng)[0] if " " in value else str(uuid.UUID(int=rng.getrandbits(128)))
+            value = (
+                self._value(rng)[0] if " " in value else str(uuid.UUID(int=rng.getrandbits(128)))
+            )
         return "-".join(parts), value
 
     def needles(self, rng: random.Random, row: np.ndarray, weight: np.ndarray, end: int) -> None:
-        """Plants facts and asks for each of them later in the row; distractors are not asked for."""
+        """Plants facts and asks for each of them later in the row, but not for distractors."""
         busy = np.zeros(end, dtype=bool)
         for _ in range(rng.randint(1, 4)):
             key, (value, noun) = self._key(rng), self._value(rng)
@@ -73,7 +75,9 @@ class TaskMaker:
             for _ in range(rng.choice((0, 0, 1, 3))):
                 other_key, other = self._near(rng, key, value)
                 if other_key != key:
-                    near = self._ids(f" One of the special magic {noun} for {other_key} is: {other}.")
+                    near = self._ids(
+                        f" One of the special magic {noun} for {other_key} is: {other}."
+                    )
                     place(rng, row, busy, near, 0, end)
             at = place(rng, row, busy, fact, 0, end - size - 1)
             if at is None:
@@ -89,7 +93,9 @@ class TaskMaker:
         pairs = {}
         for _ in range(rng.randint(4, 32)):
             key = rng.choice(self.words) if short else self._key(rng)
-            pairs[key] = str(rng.randint(100, 99_999)) if rng.random() < 0.6 else rng.choice(self.words)
+            pairs[key] = (
+                str(rng.randint(100, 99_999)) if rng.random() < 0.6 else rng.choice(self.words)
+            )
         body = self._ids("\n" + "\n".join(f"{k}: {v}" for k, v in pairs.items()) + "\n")
         at = place(rng, row, busy, body, 0, end - 200)
         if at is None:
@@ -101,7 +107,7 @@ class TaskMaker:
                 weight[asked + len(ask) : asked + len(ask) + len(answer)] = ANSWER_WEIGHT
 
     def copies(self, rng: random.Random, row: np.ndarray, weight: np.ndarray, end: int) -> None:
-        """Spans of random tokens that occur twice; all but the first two tokens can be predicted."""
+        """Spans of random tokens that occur twice; predictable after two tokens."""
         busy = np.zeros(end, dtype=bool)
         vocabulary = self.tokenizer.get_vocab_size()
         for _ in range(5):
@@ -113,8 +119,10 @@ class TaskMaker:
             if again is not None:
                 weight[again : again + 2] = 0.0
 
-    def row(self, rng: random.Random, text: np.ndarray, planted: float) -> tuple[np.ndarray, np.ndarray]:
-        """`text` (context + 1 tokens) with tasks planted in a share of the calls, and loss weights."""
+    def row(
+        self, rng: random.Random, text: np.ndarray, planted: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`text` (context + 1 tokens) with tasks planted in some of the calls, and loss weights."""
         row, weight = text.astype(np.int64), np.ones(len(text), dtype=np.float32)
         if rng.random() < planted:
             if rng.random() < 0.08:  # the repeated-sentence haystack of S-NIAH-1

@@ -1,6 +1,6 @@
 """Trains nano's byte-level BPE tokenizer: 4,096 entries, every digit a token of its own.
 
-    python training/tokenizer.py MIX.txt.xz OUT/tokenizer.json
+python training/tokenizer.py MIX.txt.xz OUT/tokenizer.json
 """
 
 import lzma
@@ -17,7 +17,8 @@ SAMPLE_CHARS = 40_000_000
 
 def sample(path: str) -> Iterator[str]:
     """Random documents, in pieces of at most 10,000 characters, up to SAMPLE_CHARS."""
-    documents = lzma.open(path, "rt", errors="ignore").read().split(SEPARATOR)
+    with lzma.open(path, "rt", errors="ignore") as file:
+        documents = file.read().split(SEPARATOR)
     random.Random(0).shuffle(documents)
     taken = 0
     for document in documents:

@@ -43,6 +43,7 @@ def nano_config(vocab_size: int, layers: int = 8) -> DeepseekV3Config:
         qk_nope_head_dim=64,
         v_head_dim=64,
         first_k_dense_replace=layers,  # every MLP is dense
+        num_nextn_predict_layers=0,
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
@@ -103,7 +104,9 @@ def recall(model, maker: TaskMaker, text: np.ndarray, count: int, device: str) -
             row[at : at + len(fact)] = fact
             row[CONTEXT - tail :] = np.concatenate([ask, answer])
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-                logits = model(input_ids=torch.from_numpy(row)[None].to(device), use_cache=False).logits
+                logits = model(
+                    input_ids=torch.from_numpy(row)[None].to(device), use_cache=False
+                ).logits
             said = logits[0, CONTEXT - len(answer) - 1 : CONTEXT - 1].argmax(-1).cpu().numpy()
             right += bool((said == answer).all())
         out[name] = right / count
@@ -132,13 +135,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--limit-chars", type=int, default=None, help="read less text, to try the script")
+    parser.add_argument(
+        "--limit-chars", type=int, default=None, help="read less text, to try the script"
+    )
     parser.add_argument("--layers", type=int, default=8)
     args = parser.parse_args()
 
     began = time.time()
     tokenizer = Tokenizer.from_file(args.tokenizer)
-    mix = lzma.open(args.text, "rt", errors="ignore").read(args.limit_chars)
+    with lzma.open(args.text, "rt", errors="ignore") as file:
+        mix = file.read(args.limit_chars)
     tokens = encode(tokenizer, [d for d in mix.split(SEPARATOR) if d.strip()])
     held_out = encode(tokenizer, [Path(args.held_out).read_text()])
     words = corpus_words(mix[:30_000_000])
@@ -148,19 +154,28 @@ def main() -> None:
     maker = TaskMaker(tokenizer, words)
     workers = 12 if args.device == "cuda" else 0
     loader = iter(
-        DataLoader(Rows(tokens, maker, seed=0), batch_size=args.batch, num_workers=workers,
-                   pin_memory=args.device == "cuda", prefetch_factor=8 if workers else None)
+        DataLoader(
+            Rows(tokens, maker, seed=0),
+            batch_size=args.batch,
+            num_workers=workers,
+            pin_memory=args.device == "cuda",
+            prefetch_factor=8 if workers else None,
+        )
     )
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = DeepseekV3ForCausalLM(nano_config(tokenizer.get_vocab_size(), args.layers)).to(args.device)
+    model = DeepseekV3ForCausalLM(nano_config(tokenizer.get_vocab_size(), args.layers)).to(
+        args.device
+    )
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters", flush=True)
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=args.rate, betas=(0.9, 0.95), fused=args.device == "cuda")
+    optimizer = torch.optim.AdamW(
+        groups, lr=args.rate, betas=(0.9, 0.95), fused=args.device == "cuda"
+    )
     body = torch.compile(model.model) if args.device == "cuda" else model.model
 
     start, step, timed = time.time(), 0, 0.0
@@ -168,7 +183,11 @@ def main() -> None:
     while (minutes := (time.time() - start) / 60) < args.minutes:
         # warm-up, constant, then linear to 2 % over the last 40 % of the time
         done = minutes / args.minutes
-        rate = args.rate * min(1, (step + 1) / 200) * (1 if done < 0.6 else max(0.02, (1 - done) / 0.4))
+        rate = (
+            args.rate
+            * min(1, (step + 1) / 200)
+            * (1 if done < 0.6 else max(0.02, (1 - done) / 0.4))
+        )
         for group in optimizer.param_groups:
             group["lr"] = rate
         rows, weight = (t.to(args.device, non_blocking=True) for t in next(loader))
@@ -189,7 +208,10 @@ def main() -> None:
         if step % 200 == 0:
             speed = (step - 20) * args.batch * CONTEXT / (time.time() - timed) if step > 20 else 0
             log.append({"step": step, "minutes": round(minutes, 2), "loss": round(loss.item(), 4)})
-            print(f"step {step} {minutes:.2f} min loss {loss.item():.4f} {speed:.0f} tokens/s", flush=True)
+            print(
+                f"step {step} {minutes:.2f} min loss {loss.item():.4f} {speed:.0f} tokens/s",
+                flush=True,
+            )
         if step and step % 1000 == 0:
             print(recall(model, maker, held_out, 32, args.device), flush=True)
         step += 1

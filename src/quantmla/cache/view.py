@@ -1,7 +1,7 @@
 """One layer's cache as kernels see it: borrowed tensors, whoever owns them.
 
-B sequences, J pages or page numbers, Y page bytes, W window page numbers, M tokens of a window page,
-C = R + E channels of a token (R latent rank, then E rope channels, interleaved), L page_size.
+B sequences, J pages or page numbers, Y page bytes, W window page numbers, M tokens of a window
+page, C = R + E channels of a token (R latent rank, E rope channels, interleaved), L page_size.
 
 Token t of a sequence of `length` tokens is read from exactly one of three places:
 
@@ -54,7 +54,7 @@ class CacheView:
         return page_layout(self.kv_lora_rank, self.qk_rope_head_dim, self.fmt)
 
     def packed_length_B(self) -> Tensor:
-        """Tokens before this one are read packed (sinks apart): `fmt.first_recent`, for each sequence.
+        """Tokens before this one are read packed (sinks apart): `fmt.first_recent` of each length.
 
         A reused prefix whose bf16 rows are gone is read packed up to `window_start_B`.
         """

@@ -46,7 +46,9 @@ def decode(
     """
     problem = decode_problem(query, view)
     require(
-        num_splits is None or num_splits >= 1, f"num_splits {num_splits} must be at least 1", UsageError
+        num_splits is None or num_splits >= 1,
+        f"num_splits {num_splits} must be at least 1",
+        UsageError,
     )
     return choose(problem, backend).decode(query, view, num_splits)
 
@@ -54,10 +56,10 @@ def decode(
 def append(rows: Rows, tokens: Tokens, view: CacheView, *, backend: str = "auto") -> None:
     """Writes tokens into the bf16 window, and packs every page whose last token is among them.
 
-    Rows of one sequence are consecutive and in order, none twice. A page's other rows are taken from
-    this call, or else from the window. Sinks are written to the sink page too. A page or window page
-    with a number below 0 is skipped. `view.lengths_B` is not read. Bytes depend on a page's own
-    tokens alone, and are the same for every backend and every way to cut a prompt into calls.
+    Rows of one sequence are consecutive and in order, none twice. A page's other rows are taken
+    from this call, or else from the window. Sinks are written to the sink page too. A page or
+    window page with a number below 0 is skipped. `view.lengths_B` is not read. Bytes depend on a
+    page's own tokens alone: the same for every backend and every way to cut a prompt into calls.
     """
     choose(append_problem(rows, tokens, view), backend).append(rows, tokens, view)
 
@@ -74,14 +76,16 @@ def gather(tokens: Tokens, view: CacheView, out_TC: Tensor, *, backend: str = "a
 def choose(problem: Problem, backend: str) -> ModuleType:
     """The backend module for a problem: the one that is named, or the first that can.
 
-    "auto" never takes the reference on a GPU: it is orders of magnitude slower, so it must be named.
+    "auto" never takes the reference on a GPU: it is far slower, so it must be named.
     """
     allowed = ("auto", *BACKENDS)
     require(backend in allowed, f"backend {backend!r} is not one of {allowed}", UsageError)
     if backend != "auto":
         module = import_module(BACKENDS[backend])
         reason = module.why_not(problem)
-        require(reason is None, f"backend {backend!r} cannot {problem.operation}: {reason}", UsageError)
+        require(
+            reason is None, f"backend {backend!r} cannot {problem.operation}: {reason}", UsageError
+        )
         return module
     reasons = []
     for name, path in BACKENDS.items():

@@ -72,7 +72,11 @@ def _platform(device: torch.device) -> tuple[Platform, tuple[int, int] | None]:
 
 
 def _problem(
-    operation: Operation, dtype: torch.dtype, view: CacheView, num_heads: int = 0, query_len: int = 0
+    operation: Operation,
+    dtype: torch.dtype,
+    view: CacheView,
+    num_heads: int = 0,
+    query_len: int = 0,
 ) -> Problem:
     platform, capability = _platform(view.pages_JY.device)
     return Problem(
@@ -89,7 +93,9 @@ def _problem(
     )
 
 
-def _check_tensor(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], like: Tensor) -> None:
+def _check_tensor(
+    name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], like: Tensor
+) -> None:
     """`None` in `shape` is any size; the last dimension must be contiguous."""
     fits = x.dim() == len(shape) and all(
         want in (None, have) for want, have in zip(shape, x.shape, strict=True)
@@ -97,9 +103,13 @@ def _check_tensor(name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | N
     wanted = ["any" if size is None else size for size in shape]
     require(fits, f"{name} has shape {list(x.shape)}, not {wanted}", UsageError)
     require(x.dtype == dtype, f"{name} is {x.dtype}, not {dtype}", UsageError)
-    require(x.device == like.device, f"{name} is on {x.device}, the pages are on {like.device}", UsageError)
     require(
-        x.stride(-1) == 1 or x.shape[-1] <= 1 or x.dim() == 1,
+        x.device == like.device,
+        f"{name} is on {x.device}, the pages are on {like.device}",
+        UsageError,
+    )
+    require(
+        x.stride(-1) == 1 or x.shape[-1] <= 1,
         f"{name} has stride {x.stride(-1)} in its last dimension, not 1",
         UsageError,
     )
@@ -111,16 +121,17 @@ def _check_alignment(name: str, x: Tensor, size: int) -> None:
     aligned = x.data_ptr() % size == 0 and all(stride % size == 0 for stride in strides)
     require(
         aligned,
-        f"{name} starts at address {x.data_ptr()} with strides {strides} bytes: not multiples of {size}",
+        f"{name} starts at address {x.data_ptr()} with strides {strides} bytes: "
+        f"not multiples of {size}",
         UsageError,
     )
 
 
 def check_view(view: CacheView) -> None:
-    """Refuses shapes, dtypes and devices that no backend could mean; values are the owner's matter."""
+    """Refuses shapes, dtypes and devices that no backend takes; values are the owner's matter."""
     require(
         view.fmt.recent_window is not None,
-        "an unprotected cache format (recent_window None) is for evaluation only: it has no kernels",
+        "an unprotected cache format (recent_window None) is for evaluation only, without kernels",
         UsageError,
     )
     pages, batch = view.pages_JY, view.lengths_B.shape[0]
@@ -131,7 +142,9 @@ def check_view(view: CacheView) -> None:
     _check_tensor("block_table_BJ", view.block_table_BJ, int32, (batch, None), pages)
     _check_tensor("window_table_BW", view.window_table_BW, int32, (batch, None), pages)
     _check_tensor("lengths_B", view.lengths_B, int32, (batch,), pages)
-    _check_tensor("sink_pages_B", view.sink_pages_B, int32, (batch,), pages)
+    _check_tensor(
+        "sink_pages_B", view.sink_pages_B[:, None], int32, (batch, 1), pages
+    )  # any stride
     if view.window_start_B is not None:
         _check_tensor("window_start_B", view.window_start_B, int32, (batch,), pages)
     if pages.is_cuda:
@@ -139,7 +152,8 @@ def check_view(view: CacheView) -> None:
         _check_alignment("window_pages_JMC", view.window_pages_JMC, 16)
     require(
         view.fmt.num_sink_tokens <= view.window_page_size,
-        f"{view.fmt.num_sink_tokens} sink tokens do not fit a window page of {view.window_page_size}",
+        f"{view.fmt.num_sink_tokens} sink tokens do not fit a window page of "
+        f"{view.window_page_size}",
         UsageError,
     )
 
@@ -150,7 +164,9 @@ def decode_problem(query: DecodeQuery, view: CacheView) -> Problem:
     q = query.latent_BSNR
     require(q.dim() == 4, f"latent_BSNR has shape {list(q.shape)}, not [B, S, N, R]", UsageError)
     batch, query_len, heads = view.lengths_B.shape[0], q.shape[1], q.shape[2]
-    require(q.is_floating_point(), f"latent_BSNR is {q.dtype}, not a floating-point type", UsageError)
+    require(
+        q.is_floating_point(), f"latent_BSNR is {q.dtype}, not a floating-point type", UsageError
+    )
     _check_tensor("latent_BSNR", q, q.dtype, (batch, None, None, view.kv_lora_rank), view.pages_JY)
     rope_shape = (batch, query_len, heads, view.qk_rope_head_dim)
     _check_tensor("rope_BSNE", query.rope_BSNE, q.dtype, rope_shape, view.pages_JY)
@@ -176,7 +192,9 @@ def append_problem(rows: Rows, tokens: Tokens, view: CacheView) -> Problem:
     num_rows = rows.latent_TR.shape[0]
     bf16 = torch.bfloat16
     _check_tensor("latent_TR", rows.latent_TR, bf16, (num_rows, view.kv_lora_rank), view.pages_JY)
-    _check_tensor("k_rope_TE", rows.k_rope_TE, bf16, (num_rows, view.qk_rope_head_dim), view.pages_JY)
+    _check_tensor(
+        "k_rope_TE", rows.k_rope_TE, bf16, (num_rows, view.qk_rope_head_dim), view.pages_JY
+    )
     _check_tokens(tokens, num_rows, view)
     return _problem("append", bf16, view)
 

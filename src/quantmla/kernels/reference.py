@@ -1,7 +1,7 @@
 """Append, decode and gather in torch, written to be read: what every kernel is tested against.
 
 Letters as in cache/view.py. On any device, for every format that has bytes. A query in float64 is
-computed in float64: that is the oracle. It waits for the device, and holds a sequence's rows in full.
+computed in float64: that is the oracle. It waits for the device and holds all of a sequence's rows.
 """
 
 import torch
@@ -77,7 +77,9 @@ def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
 def _write_window(rows_TC: Tensor, tokens: Tokens, view: CacheView) -> None:
     page = _window_page(view, tokens)
     kept = page >= 0
-    view.window_pages_JMC[page[kept], tokens.position_T[kept] % view.window_page_size] = rows_TC[kept]
+    view.window_pages_JMC[page[kept], tokens.position_T[kept] % view.window_page_size] = rows_TC[
+        kept
+    ]
     sink_page = view.sink_pages_B[tokens.sequence_T]
     sink = (tokens.position_T < view.fmt.num_sink_tokens) & (sink_page >= 0)
     view.window_pages_JMC[sink_page[sink], tokens.position_T[sink]] = rows_TC[sink]

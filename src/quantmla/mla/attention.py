@@ -1,4 +1,4 @@
-"""Latent attention, written to be read: the specification that every faster version is tested against.
+"""Latent attention, written to be read: what every faster version is tested against.
 
 S query tokens, T cached tokens, N heads, R latent rank, P content head dim, E rope head dim,
 V value head dim, D hidden size. One sequence; callers loop over a batch.
@@ -83,7 +83,11 @@ class ErrorSplit(NamedTuple):
 
 
 def split_error(
-    weights: MlaWeights, x: Inputs, read: Inputs, softmax_scale: float, mask_ST: Tensor | None = None
+    weights: MlaWeights,
+    x: Inputs,
+    read: Inputs,
+    softmax_scale: float,
+    mask_ST: Tensor | None = None,
 ) -> ErrorSplit:
     """Splits output(read) - output(x), where `read` holds the caches as read back.
 

@@ -33,7 +33,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 
 def attend(scores_BNST: Tensor, values_BTR: Tensor) -> Partial:
-    """Softmax over scaled, masked scores (-inf where masked) and the weighted sum of shared values."""
+    """Softmax over scaled scores (-inf where masked) and the weighted sum of shared values."""
     lse_BNS = torch.logsumexp(scores_BNST, dim=-1)
     shift = torch.where(torch.isinf(lse_BNS), torch.zeros_like(lse_BNS), lse_BNS)
     weights = torch.exp(scores_BNST - shift[..., None])

@@ -27,7 +27,9 @@ class MlaWeights:
     b_qr_NE: Tensor | None = None
     w_o_DNV: Tensor  # o_proj.weight, columns split by head
 
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "MlaWeights":
+    def to(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "MlaWeights":
         """Every tensor moved and converted."""
         moved = {
             f.name: value.to(device=device, dtype=dtype)

@@ -1,1 +1,1 @@
-"""Cache formats, the quantiser, bit packing and the bytes of a page; imports torch and nothing else."""
+"""Cache formats, the quantiser, bit packing and the bytes of a page; imports torch and `mla`."""

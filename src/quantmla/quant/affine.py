@@ -5,7 +5,8 @@ T tokens, C channels, G groups per token (contiguous channels share a scale).
 Two rules for a group's range. `paper` takes [min, max] in float32 and clips the zero point to the
 code range, so a group whose values all have one sign is saturated (equations 35 and 36 of the
 QuantMLA paper). `hold_zero`, the default, first extends the range to hold 0, so that such groups
-survive; its scale is rounded up to float16, as stored, which bounds the error by scale / 2.
+survive; its scale is rounded up to float16, as stored, which bounds the error by scale / 2
+unless `clip` < 1 lets the codes span only that share of the range (a gain at 2 and 3 bits).
 Rounding is half to even. For groups that straddle 0 the two differ only in the scale's rounding.
 """
 
@@ -36,7 +37,9 @@ def round_up_to_half(x: Tensor) -> Tensor:
     return chosen.float().clamp(max=MAX_SCALE)
 
 
-def _scale_and_zero(x_TGc: Tensor, bits: int, rule: RangeRule) -> tuple[Tensor, Tensor]:
+def _scale_and_zero(
+    x_TGc: Tensor, bits: int, rule: RangeRule, clip: float
+) -> tuple[Tensor, Tensor]:
     """Scale and zero point per group, each [T, G, 1]; differentiable in the scale under `paper`."""
     top_code = 2**bits - 1
     low, high = x_TGc.amin(-1, keepdim=True), x_TGc.amax(-1, keepdim=True)
@@ -44,18 +47,20 @@ def _scale_and_zero(x_TGc: Tensor, bits: int, rule: RangeRule) -> tuple[Tensor, 
         scale = (high - low).clamp(min=PAPER_MIN_RANGE) / top_code
     else:
         low, high = low.clamp(max=0), high.clamp(min=0)
-        exact = (high - low) / top_code
-        # the step up to float16 counts as a constant for gradients
-        scale = exact + (round_up_to_half(exact.detach()) - exact).detach()
-        scale = scale.clamp(min=MIN_SCALE)
+        exact = (high - low) * clip / top_code
+        # exactly the float16 value; the step up to it counts as a constant for gradients
+        scale = round_up_to_half(exact.detach()) + (exact - exact.detach())
+        low = low * clip
     zero = torch.clamp(torch.round(-low / scale), 0, top_code)
     return scale, zero
 
 
-def quantize(x_TC: Tensor, bits: int, groups: int, rule: RangeRule = "hold_zero") -> Quantized:
+def quantize(
+    x_TC: Tensor, bits: int, groups: int, rule: RangeRule = "hold_zero", clip: float = 1.0
+) -> Quantized:
     """Codes, scales and zero points of rows of any float dtype, computed in float32."""
     x = x_TC.float().unflatten(-1, (groups, -1))
-    scale, zero = _scale_and_zero(x, bits, rule)
+    scale, zero = _scale_and_zero(x, bits, rule, clip)
     codes = torch.clamp(torch.round(x / scale) + zero, 0, 2**bits - 1)
     return Quantized(
         codes.flatten(-2).to(torch.uint8), scale.squeeze(-1), zero.squeeze(-1).to(torch.uint8)
@@ -73,13 +78,16 @@ def _round_straight_through(x: Tensor) -> Tensor:
     return x + (torch.round(x) - x).detach()
 
 
-def fake_quantize(x_TC: Tensor, bits: int, groups: int, rule: RangeRule = "hold_zero") -> Tensor:
-    """dequantize(quantize(x)) in x's dtype for float32 and float64; gradients pass through rounding.
+def fake_quantize(
+    x_TC: Tensor, bits: int, groups: int, rule: RangeRule = "hold_zero", clip: float = 1.0
+) -> Tensor:
+    """dequantize(quantize(x)) of float32 or float64 x; gradients pass through rounding.
 
-    In float32 the values equal the round trip exactly.
+    In float32 the values equal the round trip exactly; narrower dtypes could not hold them.
     """
+    assert x_TC.dtype in (torch.float32, torch.float64), f"{x_TC.dtype}: convert to float32 first"
     x = x_TC.unflatten(-1, (groups, -1))
-    scale, zero = _scale_and_zero(x, bits, rule)
+    scale, zero = _scale_and_zero(x, bits, rule, clip)
     zero = zero.detach() if rule == "hold_zero" else _straight_zero(x, scale, bits)
     codes = torch.clamp(_round_straight_through(x / scale) + zero, 0, 2**bits - 1)
     return (scale * (codes - zero)).flatten(-2)

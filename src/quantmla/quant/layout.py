@@ -44,7 +44,8 @@ def content_groups(fmt: CacheFormat, kv_lora_rank: int) -> int:
 def rope_groups(fmt: CacheFormat, qk_rope_head_dim: int) -> int:
     require(
         qk_rope_head_dim % (2 * fmt.rope_bands) == 0,
-        f"qk_rope_head_dim {qk_rope_head_dim} cannot be split into {fmt.rope_bands} bands of whole pairs",
+        f"qk_rope_head_dim {qk_rope_head_dim} cannot be split into {fmt.rope_bands} bands "
+        "of whole pairs",
         UsageError,
     )
     return fmt.rope_bands
@@ -59,18 +60,34 @@ def page_layout(kv_lora_rank: int, qk_rope_head_dim: int, fmt: CacheFormat) -> P
     groups_r = rope_groups(fmt, qk_rope_head_dim) if fmt.rope_bits < 16 and qk_rope_head_dim else 0
     groups = groups_c + groups_r
     centred = fmt.rope_centring == "page" and groups_r > 0
-    lengths = (
+    content, rope, scales, zero_points, mean, end = _place(
         size * content_row,
         size * rope_row,
         groups * size * 2,
         groups * size,
         qk_rope_head_dim * 2 if centred else 0,
     )
+    return PageLayout(
+        content=content,
+        rope=rope,
+        scales=scales,
+        zero_points=zero_points,
+        mean=mean,
+        page_bytes=end.start,
+        content_row_bytes=content_row,
+        rope_row_bytes=rope_row,
+        content_groups=groups_c,
+        rope_groups=groups_r,
+    )
+
+
+def _place(*lengths: int) -> list[slice]:
+    """One aligned slice per length, one after the other, and an empty one where the page ends."""
     planes, at = [], 0
-    for length in lengths:
+    for length in (*lengths, 0):
         planes.append(slice(at, at + length))
         at = -(-(at + length) // ALIGNMENT) * ALIGNMENT
-    return PageLayout(*planes, at, content_row, rope_row, groups_c, groups_r)
+    return planes
 
 
 def layout_for(geometry: MlaGeometry, fmt: CacheFormat) -> PageLayout:

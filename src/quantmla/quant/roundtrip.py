@@ -12,21 +12,23 @@ from quantmla.quant.affine import fake_quantize
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import content_groups, rope_groups
 
+MAX_MEAN = 65504.0  # largest float16
+
 
 def read_content(stored_TR: Tensor, fmt: CacheFormat) -> Tensor:
     """Latents as read back; differentiable. Leading dimensions may be more than one."""
     if fmt.content_bits == 16:
         return stored_TR
     groups = content_groups(fmt, stored_TR.shape[-1])
-    return fake_quantize(stored_TR, fmt.content_bits, groups, fmt.range_rule)
+    return fake_quantize(stored_TR, fmt.content_bits, groups, fmt.range_rule, fmt.content_clip)
 
 
 def page_means(k_rope_JLE: Tensor) -> Tensor:
-    """Mean rope key of whole pages [J, E], rounded to float16 as stored.
+    """Mean rope key of whole pages [J, E], rounded to float16 as stored; finite.
 
     The sum is taken in float64, where it is exact for bf16 rows, so no order of summation matters.
     """
-    mean = k_rope_JLE.double().mean(dim=-2)
+    mean = k_rope_JLE.double().mean(dim=-2).clamp(-MAX_MEAN, MAX_MEAN)
     return mean.to(torch.float32).to(torch.float16).to(k_rope_JLE.dtype)
 
 
@@ -40,12 +42,16 @@ def read_rope(k_rope_TE: Tensor, fmt: CacheFormat) -> Tensor:
         return k_rope_TE
     groups = rope_groups(fmt, channels)
     if fmt.rope_centring == "none":
-        return fake_quantize(k_rope_TE, fmt.rope_bits, groups, fmt.range_rule)
+        return fake_quantize(k_rope_TE, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip)
     length, page = k_rope_TE.shape[-2], fmt.page_size
     whole = length // page * page
     parts = []
     if whole:
-        parts.append(_read_pages(k_rope_TE[..., :whole, :].unflatten(-2, (-1, page)), fmt, groups).flatten(-3, -2))
+        parts.append(
+            _read_pages(k_rope_TE[..., :whole, :].unflatten(-2, (-1, page)), fmt, groups).flatten(
+                -3, -2
+            )
+        )
     if whole < length:
         parts.append(_read_pages(k_rope_TE[..., whole:, :], fmt, groups))
     return torch.cat(parts, dim=-2) if parts else k_rope_TE
@@ -55,5 +61,7 @@ def _read_pages(k_rope_JLE: Tensor, fmt: CacheFormat, groups: int) -> Tensor:
     mean = page_means(k_rope_JLE).unsqueeze(-2)
     # fake_quantize computes in the input's dtype; the rounding of the mean carries no gradient
     true_mean = k_rope_JLE.mean(dim=-2, keepdim=True)
-    mean = true_mean + (mean - true_mean).detach()
-    return mean + fake_quantize(k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule)
+    mean = mean.detach() + (true_mean - true_mean.detach())
+    return mean + fake_quantize(
+        k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip
+    )

@@ -24,7 +24,7 @@ class ContentTransform:
     """
 
     rotation_RR: Tensor
-    scale_R: Tensor  # positive, except that the identity of a trained model keeps its weight's signs
+    scale_R: Tensor  # positive, except that the identity keeps the signs of the trained weight
 
     def apply(self, unit_latent_TR: Tensor) -> Tensor:
         return unit_latent_TR @ self.rotation_RR * self.scale_R
@@ -37,7 +37,7 @@ class ContentTransform:
 class RopeTransform:
     """One angle (radians) and one positive gain per frequency pair; commutes with RoPE.
 
-    Keys become turn_pairs(k, angle, gain), queries turn_pairs(q, angle, 1 / gain): every score stays.
+    Keys become turn_pairs(k, angle, gain), queries turn_pairs(q, angle, 1 / gain): scores stay.
     """
 
     angle_F: Tensor
@@ -56,7 +56,8 @@ class RopeTransform:
 class LayerTransform(NamedTuple):
     content: ContentTransform
     rope: RopeTransform
-    online_rope_EE: Tensor | None = None  # orthogonal, after RoPE, on keys and queries: cannot be fused
+    # orthogonal, after RoPE, on keys and queries: cannot be fused
+    online_rope_EE: Tensor | None = None
 
 
 def identity(norm_R: Tensor, num_pairs: int) -> LayerTransform:
@@ -67,7 +68,9 @@ def identity(norm_R: Tensor, num_pairs: int) -> LayerTransform:
     return LayerTransform(ContentTransform(eye, norm), RopeTransform(torch.zeros_like(ones), ones))
 
 
-def read_unit_latent(transform: ContentTransform, unit_latent_TR: Tensor, fmt: CacheFormat) -> Tensor:
+def read_unit_latent(
+    transform: ContentTransform, unit_latent_TR: Tensor, fmt: CacheFormat
+) -> Tensor:
     """The unit latent as a reader recovers it: transform, quantise, undo."""
     return transform.invert(read_content(transform.apply(unit_latent_TR), fmt))
 

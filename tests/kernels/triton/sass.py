@@ -32,13 +32,14 @@ class Report(NamedTuple):
     registers: int
     stack: int  # bytes, spills included
     shared: int  # bytes
-    loop: Counter  # opcodes of the longest loop
+    loop: Counter  # opcodes of the loop with the most warpgroup products
 
 
 def compile_launch(launch: Launch, target: str):
     """As the launcher would specialise it: 1 is a constant, multiples of 16 are known as such."""
     signature, constants, attributes = {}, dict(launch.constants), {}
-    for place, name in enumerate(launch.kernel.arg_names):
+    for place, parameter in enumerate(launch.kernel.params):
+        name, special = parameter.name, not parameter.do_not_specialize
         if name in launch.constants:
             signature[name] = "constexpr"
             continue
@@ -48,14 +49,16 @@ def compile_launch(launch: Launch, target: str):
             attributes[(place,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = "fp32"
-        elif value == 1:
+        elif value == 1 and special:
             signature[name] = "constexpr"
             constants[name] = 1
         else:
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and special:
                 attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    source = ASTSource(
+        fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes
+    )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     return triton.compile(source, target=TARGETS[target], options=options)
 
@@ -70,8 +73,13 @@ def _instructions(sass: str) -> list[tuple[int, str, str]]:
     return [(int(at, 16), op, rest) for at, op, rest in re.findall(pattern, sass)]
 
 
+def _warpgroup_products(loop: Counter) -> int:
+    """Of the packed path: rows of the window are too few for warpgroup instructions."""
+    return sum(count for op, count in loop.items() if op.startswith("HGMMA"))
+
+
 def report(compiled) -> Report:
-    """Registers, spills and the longest loop of an NVIDIA kernel."""
+    """Registers, spills and the main loop of a Hopper kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.asm["cubin"])
@@ -82,7 +90,7 @@ def report(compiled) -> Report:
     for at, op, rest in instructions:
         back = re.search(r"0x([0-9a-f]+)", rest) if op.startswith("BRA") else None
         if back and int(back[1], 16) < at:
-            loops.append((at - int(back[1], 16), int(back[1], 16), at))
-    _, first, last = max(loops, default=(0, 0, -1))
-    loop = Counter(op for at, op, _ in instructions if first <= at <= last)
+            first = int(back[1], 16)
+            loops.append(Counter(name for place, name, _ in instructions if first <= place <= at))
+    loop = max(loops, key=_warpgroup_products, default=Counter())
     return Report(int(usage[1]), int(usage[2]), compiled.metadata.shared, loop)

@@ -1,1 +1,1 @@
-"""Portable kernels in Triton: Ampere, Hopper and later, and AMD; each also runs in the interpreter."""
+"""Portable kernels in Triton: NVIDIA from Ampere on, and AMD; all run in the interpreter too."""

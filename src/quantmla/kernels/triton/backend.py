@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.problem import DecodeQuery, Problem, Rows, Tokens
-from quantmla.kernels.triton.schedule import schedule
+from quantmla.kernels.triton.schedule import Device, schedule
 from quantmla.mla.partial import Partial
 
 CONTENT_BITS = (2, 4)
@@ -49,10 +49,11 @@ def why_not(problem: Problem) -> str | None:
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type == "cpu":  # the interpreter
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def _device(device: torch.device) -> Device:
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm gives no such figure: 64 KiB on the GPUs so far
+    shared = getattr(properties, "shared_memory_per_block_optin", 64 << 10)
+    return Device(properties.multi_processor_count, shared)
 
 
 def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
@@ -62,9 +63,8 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
     device = view.pages_JY.device
     batch, query_len, heads, _ = query.latent_BSNR.shape
     max_pages = view.block_table_BJ.shape[1]
-    plan = schedule(batch, query_len * heads, max_pages, _multiprocessors(device), num_splits)
-    compiled = device.type != "cpu"  # a tensor on the CPU comes here in the interpreter only
-    launches, result = decode_launches(query, view, plan, (compiled, torch.version.hip is None))
+    plan = schedule(batch, query_len * heads, max_pages, _device(device), num_splits)
+    launches, result = decode_launches(query, view, plan, (True, torch.version.hip is None))
     for launch in launches:
         launch.run()
     return result

@@ -19,17 +19,9 @@ from quantmla.mla.partial import Partial
 
 LOG2E = 1 / log(2)
 COMBINE_CHANNELS = 128
+COMBINE_SPLITS = 32
 GATHER_BLOCK = 64
 MAX_APPEND_BLOCK = 64
-
-
-def _reading_rule(view: CacheView) -> dict[str, object]:
-    return {
-        "RECENT": view.fmt.recent_window,
-        "SINKS": view.fmt.num_sink_tokens,
-        "STARTS": view.window_start_B is not None,
-        "WINDOW_TOKENS": view.window_page_size,
-    }
 
 
 def _cache(view: CacheView) -> dict[str, object]:
@@ -40,6 +32,8 @@ def _cache(view: CacheView) -> dict[str, object]:
         "window": view.window_pages_JMC,
         "window_table": view.window_table_BW,
         "sink_pages": view.sink_pages_B,
+        "sink_tokens": view.fmt.num_sink_tokens,
+        "window_tokens": view.window_page_size,
         "window_table_width": view.window_table_BW.shape[1],
         "stride_page": view.pages_JY.stride(0),
         "stride_table": view.block_table_BJ.stride(0),
@@ -51,23 +45,27 @@ def _cache(view: CacheView) -> dict[str, object]:
 
 
 def _lengths(view: CacheView) -> dict[str, object]:
-    """`window_start` is not read where the rule does not have one."""
+    """What says which tokens are packed. `window_start` is not read where there is none."""
     start = view.lengths_B if view.window_start_B is None else view.window_start_B
-    return {"lengths": view.lengths_B, "window_start": start}
+    return {
+        "lengths": view.lengths_B,
+        "window_start": start,
+        "recent_window": view.fmt.recent_window,
+    }
 
 
 def decode_launches(
     query: DecodeQuery, view: CacheView, plan: Schedule, target: tuple[bool, bool]
 ) -> tuple[list[Launch], Partial]:
-    """Two launches, and the tensors they fill. `target`: compiled (not interpreted), and for NVIDIA."""
+    """Two launches and what they fill. `target`: compiled (not interpreted), and for NVIDIA."""
     compiled, nvidia = target
     q, q_rope = query.latent_BSNR, query.rope_BSNE
     batch, query_len, heads, rank = q.shape
     num_rows, all_splits = query_len * heads, plan.num_splits + plan.window_splits
-    fresh = {"device": q.device, "dtype": torch.float32}
-    partial_out = torch.empty(batch, all_splits, num_rows, rank, **fresh)
-    partial_lse = torch.empty(batch, all_splits, num_rows, **fresh)
-    out, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(q.shape[:3], **fresh)
+    partial_out = torch.empty(batch, all_splits, num_rows, rank, device=q.device)
+    partial_lse = torch.empty(batch, all_splits, num_rows, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], device=q.device)
     shape = page_shape(view)
     partials = {"partial_out": partial_out, "partial_lse": partial_lse}
     split = Launch(
@@ -81,6 +79,9 @@ def decode_launches(
             "num_rows": num_rows,
             "num_splits": plan.num_splits,
             "window_splits": plan.window_splits,
+            "min_pages": plan.min_pages,
+            "query_len": query_len,
+            "heads": heads,
             **dict(zip(("stride_qb", "stride_qs", "stride_qn"), q.stride(), strict=False)),
             **dict(zip(("stride_rb", "stride_rs", "stride_rn"), q_rope.stride(), strict=False)),
             **partials,
@@ -88,19 +89,18 @@ def decode_launches(
             **_lengths(view),
         },
         constants={
-            "QUERY_LEN": query_len,
-            "HEADS": heads,
             "WINDOW_TILE": WINDOW_TILE,
-            "MIN_PAGES": plan.min_pages,
             "STEP": plan.step,
             "ROWS": plan.rows,
             "ASM": compiled and nvidia,
+            "PREFETCH": compiled and nvidia and plan.prefetch,
             # the interpreter multiplies bit patterns of bf16
             "DOT": tl.bfloat16 if compiled else tl.float32,
-            **_reading_rule(view),
-            **shape._asdict(),
+            "STARTS": view.window_start_B is not None,
+            "PAGE": shape,
         },
         num_warps=plan.num_warps,
+        num_stages=plan.stages,
     )
     channels = min(COMBINE_CHANNELS, rank)
     combined = Launch(
@@ -108,10 +108,9 @@ def decode_launches(
         grid=(batch * num_rows, rank // channels),
         args={"out": out, "lse": lse, "num_rows": num_rows, "all_splits": all_splits, **partials},
         constants={
-            "RANK": rank,
-            "BITS": shape.BITS,
+            "PAGE": shape,
             "CHANNELS": channels,
-            "SPLITS": min(32, triton.next_power_of_2(all_splits)),
+            "SPLITS": COMBINE_SPLITS,
         },
     )
     return [split, combined], Partial(out, lse)
@@ -131,15 +130,15 @@ def append_launch(rows: Rows, tokens: Tokens, view: CacheView) -> Launch:
             "sequences": tokens.sequence_T,
             "positions": tokens.position_T,
             "num_rows": num_rows,
+            "content_clip": view.fmt.content_clip,
+            "rope_clip": view.fmt.rope_clip,
             "stride_latent": rows.latent_TR.stride(0),
             "stride_rope": rows.k_rope_TE.stride(0),
             **_cache(view),
         },
         constants={
-            "SINKS": view.fmt.num_sink_tokens,
-            "WINDOW_TOKENS": view.window_page_size,
             "BLOCK": block,
-            **shape._asdict(),
+            "PAGE": shape,
         },
     )
 
@@ -159,5 +158,9 @@ def gather_launch(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Launch:
             **_cache(view),
             **_lengths(view),
         },
-        constants={"BLOCK": GATHER_BLOCK, **_reading_rule(view), **shape._asdict()},
+        constants={
+            "BLOCK": GATHER_BLOCK,
+            "STARTS": view.window_start_B is not None,
+            "PAGE": shape,
+        },
     )

@@ -1,8 +1,8 @@
 """Packed codes to float16 planes, in registers.
 
-A 16-bit word j of a row holds the channels P*j .. P*j + P-1 of P = 16 / bits planes, the lowest bits
-first. Plane i is the matrix of channels P*j + i: queries are read, and outputs written, with stride
-P, so that no code ever moves from one thread to another.
+A 16-bit word j of a row holds the channels P*j .. P*j + P-1 of P = 16 / bits planes, the lowest
+bits first. Plane i is the matrix of channels P*j + i: queries are read, and outputs written, with
+stride P, so that no code ever moves from one thread to another.
 
 0x6400 is 1024.0 in float16, whose last bit is worth 1, so a code put into its mantissa is exact. A
 field that lies k bits higher counts 2**k times as much: 1024 + code * 2**k, over 2**k.
@@ -28,14 +28,16 @@ fma.rn.f16x2 $0, t, f, $2;
 
 
 def _texts(bits: int) -> tuple[str, ...]:
-    """One piece of PTX per plane. Fields stay in the low byte of their word: 10 bits of mantissa."""
+    """PTX of each plane. Fields are taken to the low byte of their word: 10 bits of mantissa."""
     texts = []
     for plane in range(16 // bits):
         at, shift = plane * bits % 8, plane * bits // 8 * 8
         field = (2**bits - 1) << at
         half = (15 - at) << 10  # bits of the float16 2**-at
         text = HIGH_FIELD.value if at else LOW_FIELD.value
-        text = text.replace("FACTOR", hex(half | half << 16)).replace("MASK", hex(field | field << 16))
+        text = text.replace("FACTOR", hex(half | half << 16)).replace(
+            "MASK", hex(field | field << 16)
+        )
         texts.append(text.replace("SHIFT", str(shift)))
     return tuple(texts)
 

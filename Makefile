@@ -1,0 +1,49 @@
+# Every target sets up what it needs: a virtual environment in .venv with pinned versions.
+# The machine needs python >= 3.11 with venv or pip, and make.
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+CPU_TRITON := 3.6.0
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint bench gpu-test clean
+
+demo: $(STAMP)  ## quantize the embedded model and measure what it cost
+	$(BIN)/quantmla quantize nano -o out/nano-c4r4 --overwrite
+	$(BIN)/quantmla eval out/nano-c4r4 --baseline nano
+
+test: lint  ## what CI runs
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## times what runs on this machine; results go to benchmarks/results
+	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+
+# A GPU's torch is the machine's own: the pinned environment may hold a CPU build. Only files with
+# GPU tests are collected, so that the machine need not have what the others import.
+gpu-test:
+	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
+		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py")
+
+# venv without pip where Debian's python3-venv is not installed: then pip installs itself into it.
+# torch comes first and alone, at its exact version, so that the extras cannot pull another build.
+# A CUDA build brings its own Triton; a CPU build brings none, and gets one whose interpreter runs
+# the kernels' tests.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv \
+		&& $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(BIN)/python -m pip install torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
+	$(BIN)/python -c "import importlib.util as u; raise SystemExit(u.find_spec('triton') is None)" \
+		|| $(BIN)/python -m pip install triton==$(CPU_TRITON)
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis

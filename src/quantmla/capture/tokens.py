@@ -1,0 +1,101 @@
+"""Calibration text to windows of token ids.
+
+B sequences, S tokens of each.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quantmla.errors import QuantMLAError, UsageError, require
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationTokens:
+    """Disjoint windows of one text, int64."""
+
+    train_BS: Tensor
+    held_out_BS: Tensor
+
+
+def calibration_tokens(
+    tokenizer: Any, text: str, *, num_sequences: int, held_out: int, sequence_length: int, seed: int
+) -> CalibrationTokens:
+    """Non-overlapping windows of the tokenised text, in an order that only `seed` decides.
+
+    `num_sequences` windows to learn from and `held_out` others to choose by. No special tokens are
+    added. Raises UsageError when the text is too short.
+    """
+    require(num_sequences >= 1, f"num_sequences {num_sequences} must be at least 1", UsageError)
+    require(held_out >= 0, f"held_out {held_out} is negative", UsageError)
+    require(
+        sequence_length >= 1, f"sequence_length {sequence_length} must be at least 1", UsageError
+    )
+    ids = torch.tensor(
+        tokenizer.encode(text, add_special_tokens=False, verbose=False), dtype=torch.long
+    )
+    needed = (num_sequences + held_out) * sequence_length
+    require(
+        len(ids) >= needed,
+        f"the calibration text has {len(ids)} tokens, but {needed} are needed: "
+        f"({num_sequences} + {held_out} held out) x {sequence_length}",
+        UsageError,
+    )
+    available = len(ids) // sequence_length
+    windows = ids[: available * sequence_length].view(available, sequence_length)
+    order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
+    last = num_sequences + held_out
+    return CalibrationTokens(windows[order[:num_sequences]], windows[order[num_sequences:last]])
+
+
+def read_text(path: str | Path | None = None) -> str:
+    """A .txt file, or the `text` column of a .jsonl file; None gives the packaged text."""
+    if path is None:
+        return (resources.files("quantmla") / "assets/text/calibration.txt").read_text("utf-8")
+    path = Path(path)
+    require(path.is_file(), f"no text file at {path}", UsageError)
+    require(
+        path.suffix in (".txt", ".jsonl"), f"{path} is neither a .txt nor a .jsonl file", UsageError
+    )
+    try:
+        content = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
+    return content if path.suffix == ".txt" else _text_column(path, content)
+
+
+def _text_column(path: Path, content: str) -> str:
+    rows = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line)["text"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"line {number} of {path} is not a JSON object with a `text`"
+            ) from error
+        require(
+            isinstance(rows[-1], str), f"`text` in line {number} of {path} is no string", UsageError
+        )
+    return "\n\n".join(rows)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint folder; a bare tokenizer.json is enough."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if (folder / "tokenizer_config.json").is_file():
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise QuantMLAError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+    file = folder / "tokenizer.json"
+    require(file.is_file(), f"{folder} has no tokenizer: tokenizer.json is missing")
+    return PreTrainedTokenizerFast(tokenizer_file=str(file))

@@ -1,0 +1,1 @@
+"""Reading and rewriting of checkpoint folders in safetensors form."""

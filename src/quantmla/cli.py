@@ -1,0 +1,267 @@
+"""The command line: one subcommand, one stage function.
+
+Nothing heavy is imported until a subcommand runs, so that `--help` answers at once. Results go to
+stdout, progress and errors to stderr. Exit codes: 0 done, 1 error, 2 usage, 3 unsupported model,
+4 quality gate failed, 130 interrupted.
+"""
+
+import argparse
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from quantmla import __version__
+from quantmla.errors import QuantMLAError, UsageError, require
+
+INTERRUPTED = 130
+UNSUPPORTED = 3
+Command = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a wrong flag is one line like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every subcommand and flag; `tests/test_cli.py` pins the list."""
+    parser = _Parser(
+        prog="quantmla",
+        description="Low-bit KV caches for Multi-head Latent Attention.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"quantmla {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Command, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    _inspect_flags(add("inspect", _inspect, "Say what a model is and whether it is supported."))
+    _estimate_flags(add("estimate", _estimate, "Size the cache from a model's config alone."))
+    _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
+    _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
+    _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
+    _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
+    return parser
+
+
+MODEL_HELP = "a checkpoint folder, a hub id, or 'nano', the packaged model"
+DEVICE_HELP = "cpu, cuda, cuda:1, ... (default: a GPU where there is one)"
+
+
+def _json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def _inspect_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    _json_flag(parser)
+
+
+def _estimate_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
+    parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
+    parser.add_argument("--context", type=_positive, default=131_072, help="tokens per request")
+    parser.add_argument("--batch", type=_positive, default=1, help="requests (default: 1)")
+    parser.add_argument(
+        "--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB"
+    )
+    _json_flag(parser)
+
+
+def _quantize_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help=f"{MODEL_HELP} (or in the recipe)")
+    add("-o", "--output", metavar="OUT", help="folder to write (or in the recipe)")
+    add("--recipe", type=Path, metavar="FILE", help="YAML recipe; flags override it")
+    add("--format", help="such as c4r4 or c2r4 (default: c4r4)")
+    add("--method", help="such as quantmla or rtn (default: quantmla)")
+    add("--text", metavar="FILE", help="calibration text (default: packaged)")
+    add("--num-sequences", type=_positive, metavar="N", help="calibration sequences")
+    add("--sequence-length", type=_positive, metavar="N", help="tokens per sequence")
+    add("--seed", type=_count, metavar="N")
+    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--resume", action="store_true", help="go on after the last finished layer")
+    add("--dry-run", action="store_true", help="print what it would take and stop")
+    add("--overwrite", action="store_true", help="replace OUT if it exists")
+    _json_flag(parser)
+    add("--quiet", action="store_true", help="no progress on stderr")
+
+
+def _verify_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", metavar="OUT", help="a folder that quantize wrote")
+    parser.add_argument("--against", metavar="MODEL", help="the original (default: as recorded)")
+    _json_flag(parser)
+
+
+def _eval_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL_OR_OUT", help=f"{MODEL_HELP}, or what quantize wrote")
+    add("--baseline", metavar="MODEL", help="the unquantized reference (default: as recorded)")
+    add("--methods", type=_names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
+    add("--format", metavar="F", help="such as c4r4 (default: as recorded, else c4r4)")
+    add("--sinks", type=_count, metavar="N", help="first tokens kept in bf16")
+    add("--recent", type=_count, metavar="N", help="last tokens kept in bf16")
+    add("--unprotected", action="store_true", help="every token is read in its quantized form")
+    add("--text", metavar="FILE", help="held-out text (default: packaged)")
+    add("--context", type=_positive, metavar="N", help="tokens per sequence")
+    add("--limit", type=_positive, metavar="N", help="sequences")
+    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--json", type=Path, metavar="FILE", help="write the rows, with versions, to FILE")
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from quantmla import present
+    from quantmla.inspection import inspect_model
+
+    found = inspect_model(args.model)
+    present.show(found.to_json(), as_json=args.json)
+    return 0 if found.supported else UNSUPPORTED
+
+
+def _estimate(args: argparse.Namespace) -> int:
+    from quantmla import present
+    from quantmla.checkpoint.locate import read_config
+    from quantmla.estimate import Workload, estimate, parse_size
+    from quantmla.quant.format import parse_format
+
+    budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)
+    load = Workload(context=args.context, batch=args.batch, budget=budget)
+    result = estimate(read_config(args.model), parse_format(args.format), load)
+    present.show(result.to_json(), as_json=args.json)
+    return 0
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    from quantmla import pipeline, present
+    from quantmla.recipe import Recipe, load_recipe, with_changes
+
+    recipe = Recipe() if args.recipe is None else load_recipe(args.recipe)
+    require(
+        args.model is not None or args.recipe is not None,
+        "name a MODEL, or a --recipe that has one",
+        UsageError,
+    )
+    recipe = with_changes(
+        recipe,
+        {
+            "model.id": args.model,
+            "output.folder": args.output,
+            "format.name": args.format,
+            "transform.method": args.method,
+            "calibration.text": args.text,
+            "calibration.num_sequences": args.num_sequences,
+            "calibration.sequence_length": args.sequence_length,
+            "calibration.seed": args.seed,
+            "calibration.device": args.device,
+        },
+    )
+    require(recipe.output.folder is not None, "name the folder to write: -o OUT", UsageError)
+    report = pipeline.quantize(
+        recipe,
+        resume=args.resume,
+        dry_run=args.dry_run,
+        overwrite=args.overwrite,
+        progress=not args.quiet,
+    )
+    present.show(report, as_json=args.json)
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from quantmla import pipeline, present
+
+    present.show(pipeline.verify(args.output, against=args.against), as_json=args.json)
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from quantmla import pipeline, present
+    from quantmla.recipe import EvaluationRequest
+
+    protected = args.sinks is not None or args.recent is not None
+    require(
+        not (args.unprotected and protected),
+        "--unprotected keeps no token in bf16: drop it, or drop --sinks and --recent",
+        UsageError,
+    )
+    require(
+        args.json is None or (args.json.parent.is_dir() and not args.json.is_dir()),
+        f"cannot write rows to {args.json}: it must be a file in a folder that exists",
+        UsageError,
+    )
+    request = EvaluationRequest(
+        model=args.model,
+        baseline=args.baseline,
+        methods=args.methods or (),
+        format=args.format,
+        sinks=args.sinks,
+        recent=args.recent,
+        unprotected=args.unprotected,
+        text=args.text,
+        context=args.context,
+        limit=args.limit,
+        device=args.device or "auto",
+    )
+    rows = pipeline.evaluate(request, progress=True)
+    if args.json is not None:
+        present.write_rows(args.json, rows)
+    present.show_rows(rows)
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from quantmla import doctor, present
+
+    present.show(doctor.diagnose(), as_json=args.json)
+    return 0
+
+
+def _disk_is_full(error: Exception) -> bool:
+    """safetensors and torch report a full disk as errors of their own, with the system's words."""
+    code = error.errno if isinstance(error, OSError) else None
+    return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit code."""
+    try:
+        args = build_parser().parse_args(argv)
+        code: int = args.run(args)
+        return code
+    except QuantMLAError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        if not _disk_is_full(error):
+            raise
+        place = getattr(error, "filename", None)
+        return _fail("no space left on device" + (f": {place}" if place else ""), 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"quantmla: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,136 @@
+"""What a cache will take, from a model's config alone.
+
+All sizes are bytes of the key-value cache: weights, workspaces and an engine's own tables are not
+counted. MLA caches one latent and one rope key per token and layer, whatever the number of heads.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quantmla.arch import adapter_for
+from quantmla.errors import UnsupportedModel, UsageError, require
+from quantmla.quant.format import CacheFormat
+from quantmla.quant.layout import bf16_row_bytes, layout_for
+
+UNITS = {"": 1}
+UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
+UNITS |= {f"{p}iB": 1024 ** (i + 1) for i, p in enumerate("KMGT")}
+UNITS |= {p: 1024 ** (i + 1) for i, p in enumerate("KMGT")}  # as most tools read a bare letter
+UNITS["B"] = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the cache must hold."""
+
+    context: int = 131_072  # tokens per request
+    batch: int = 1  # requests
+    budget: int | None = None  # bytes for the cache
+
+    def __post_init__(self) -> None:
+        require(self.context >= 1, f"context {self.context} must be at least 1 token", UsageError)
+        require(self.batch >= 1, f"batch {self.batch} must be at least 1 request", UsageError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes, except where the name says otherwise."""
+
+    format: str
+    cached_layers: int
+    page_size: int  # tokens
+    page_bytes: int  # of one layer
+    bytes_per_token_and_layer: float
+    bytes_per_token: float
+    bf16_bytes_per_token: int
+    context: int  # tokens
+    batch: int  # requests
+    request_bytes: int  # packed pages, bf16 window and sinks of one request
+    total_bytes: int
+    bf16_total_bytes: int
+    ratio: float  # bf16 to packed, window included
+    budget: int | None = None
+    tokens_in_budget: int | None = None  # packed
+    bf16_tokens_in_budget: int | None = None
+    concurrency: int | None = None  # requests of `context` tokens
+    bf16_concurrency: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parse_size(text: str) -> int:
+    """`141GiB`, `80GB`, `24G` (binary) or plain bytes, to bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): size for unit, size in UNITS.items()}
+    known = match is not None and match[2].lower() in units
+    require(
+        known,
+        f"memory size {text!r} is not a number with a unit of GiB, GB, G, MiB, MB, TiB or TB, "
+        "for example 141GiB",
+        UsageError,
+    )
+    assert match is not None
+    size = int(float(match[1]) * units[match[2].lower()])
+    require(size > 0, f"memory size {text!r} must be more than 0", UsageError)
+    return size
+
+
+def request_bytes(fmt: CacheFormat, context: int, page_bytes: int, row_bytes: int) -> int:
+    """One layer of one request: packed pages, the bf16 window, and the sinks older than it."""
+    first_recent = fmt.first_recent(context)
+    pages = -(-first_recent // fmt.page_size)
+    rows = context - first_recent + min(fmt.num_sink_tokens, first_recent)
+    return pages * page_bytes + rows * row_bytes
+
+
+def num_cached_layers(config: Mapping[str, Any]) -> int:
+    """Latent attentions that keep a cache in ordinary generation; MTP layers are not among them."""
+    adapter = adapter_for(config)
+    text = adapter.text_config(config)
+    if not adapter.every_layer:  # a hybrid: its other layers keep a state of fixed size
+        layers = (text.get("linear_attn_config") or {}).get("full_attn_layers")
+        require(
+            isinstance(layers, list),
+            "config.json has no linear_attn_config.full_attn_layers: which layers have latent "
+            "attention cannot be told from the config alone",
+            UnsupportedModel,
+        )
+        assert isinstance(layers, list)
+        return len(layers)
+    return int(text[adapter.layers_key]) * adapter.attentions_per_layer
+
+
+def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Estimate:
+    """Sizes of the cache of the model that `config` (its config.json) describes.
+
+    UnsupportedModel where the model has no latent attention that we handle.
+    """
+    geometry, layers = adapter_for(config).geometry(config), num_cached_layers(config)
+    page = layout_for(geometry, fmt).page_bytes
+    row = bf16_row_bytes(geometry.kv_lora_rank, geometry.qk_rope_head_dim)
+    request = layers * request_bytes(fmt, load.context, page, row)
+    bf16_request = layers * load.context * row
+    per_token = layers * page / fmt.page_size
+    return Estimate(
+        format=fmt.name,
+        cached_layers=layers,
+        page_size=fmt.page_size,
+        page_bytes=page,
+        bytes_per_token_and_layer=page / fmt.page_size,
+        bytes_per_token=per_token,
+        bf16_bytes_per_token=layers * row,
+        context=load.context,
+        batch=load.batch,
+        request_bytes=request,
+        total_bytes=load.batch * request,
+        bf16_total_bytes=load.batch * bf16_request,
+        ratio=bf16_request / request,
+        budget=load.budget,
+        tokens_in_budget=None if load.budget is None else int(load.budget // per_token),
+        bf16_tokens_in_budget=None if load.budget is None else load.budget // (layers * row),
+        concurrency=None if load.budget is None else load.budget // request,
+        bf16_concurrency=None if load.budget is None else load.budget // bf16_request,
+    )

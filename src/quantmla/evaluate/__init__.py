@@ -1,0 +1,1 @@
+"""What a cache format costs: teacher-forced evaluation, divergence, recall, comparison."""

@@ -1,0 +1,1 @@
+"""Folding of transforms into weights, and into whole checkpoints."""

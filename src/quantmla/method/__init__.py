@@ -1,0 +1,44 @@
+"""Methods that choose a layer's transform: one file each, with `Options`, `FORMAT` and `fit`.
+
+To add one: write the module, add its line here.
+"""
+
+import importlib
+from dataclasses import fields
+from typing import Any
+
+from quantmla.errors import UsageError, require
+
+METHODS = {
+    "rtn": "quantmla.method.rtn",
+    "smoothquant": "quantmla.method.smoothquant",
+    "quarot": "quantmla.method.quarot",
+    "paper": "quantmla.method.paper",
+    "quantmla": "quantmla.method.quantmla",
+}
+
+
+def load_method(name: str) -> Any:
+    """The method's module; UsageError names the known ones."""
+    require(name in METHODS, f"unknown method {name!r}; known: {', '.join(METHODS)}", UsageError)
+    return importlib.import_module(METHODS[name])
+
+
+def options_for(name: str, values: dict[str, Any]) -> Any:
+    """The method's Options with `values` set; unknown names and wrong types are UsageErrors."""
+    options = load_method(name).Options
+    known = {f.name: f.type for f in fields(options)}
+    for key, value in values.items():
+        require(
+            key in known,
+            f"method {name} has no option {key!r}; known: {', '.join(known) or 'none'}",
+            UsageError,
+        )
+        wanted = type(getattr(options(), key))
+        fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+        require(
+            fits and not (wanted is int and isinstance(value, bool)),
+            f"option {key} of method {name} is {value!r}; it must be a {wanted.__name__}",
+            UsageError,
+        )
+    return options(**values)

@@ -1,0 +1,126 @@
+"""Our method: the published transform spaces, learned through the quantiser that will be used.
+
+Content: the attention output's error is taken to first order, e^T H e with the output gram H of
+objective.py, which costs one small matrix product per step instead of an attention, and starts
+from the scales that are best for a group with a fixed number of codes. The step kept is the one
+with the least true attention-output error on held-out text. Rope: angles and gains on row-centred
+positional scores, page centring included, at a rate that lets the angles move.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quantmla.method.layer import Fitted, Layer, Validation, content_output_loss, off_device
+from quantmla.method.optimize import Schedule, minimize
+from quantmla.method.rope_learning import RopeLearning, learn_rope
+from quantmla.objective import output_gram, unit_trace
+from quantmla.quant.format import CacheFormat
+from quantmla.transform.layer import ContentTransform, LayerTransform, identity, read_unit_latent
+from quantmla.transform.orthogonal import cayley
+
+PUBLISHED_FORMAT = False
+RIDGE = 1e-6  # of the unit-trace gram, so that it has a Cholesky factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Rates are of Adam steps on free parameters; sequences are those of the calibration."""
+
+    steps: int = 300  # of the content path
+    rows_per_step: int = 4096  # tokens
+    rotation_rate: float = 3e-3
+    scale_rate: float = 1e-2
+    gram_sequences: int = 8
+    probes: int = 4  # backward passes per gram sequence
+    rope_steps: int = 150
+    rope_batch: int = 4  # sequences
+    angle_rate: float = 2e-2
+    gain_rate: float = 1e-2
+    batch_size: int = 2  # sequences, where an attention runs
+
+
+def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:
+    """Both paths, each with the other exact."""
+    pairs = layer.train.k_rope_BSE.shape[-1] // 2
+    content, rope = identity(layer.weights.norm_R, pairs)[:2]
+    history: tuple[Validation, ...] = ()
+    if fmt.content_bits < 16:
+        content, history = _learn_content(layer, fmt, options, generator)
+    if fmt.rope_bits < 16 and pairs:
+        learning = RopeLearning(
+            steps=options.rope_steps,
+            batch_size=options.rope_batch,
+            angle_rate=options.angle_rate,
+            gain_rate=options.gain_rate,
+            anchor=0.0,
+            row_centred=True,
+        )
+        rope, curve = learn_rope(layer, fmt, learning, generator)
+        history = (*history, *curve)
+    return Fitted(off_device(LayerTransform(content, rope)), history)
+
+
+def _gram(layer: Layer, options: Options, generator: torch.Generator) -> Tensor:
+    """Unit-trace content gram [R, R], float64 on CPU."""
+    rows = torch.randperm(len(layer.train), generator=generator)[: options.gram_sequences]
+    rank = len(layer.weights.norm_R)
+    total = torch.zeros(rank, rank, dtype=torch.float64)
+    for part in rows.split(options.batch_size):
+        content, _ = output_gram(
+            layer.weights,
+            layer.batch(layer.train, part),
+            layer.softmax_scale,
+            probes=options.probes,
+            generator=generator,
+        )
+        total += content
+    return unit_trace(total)
+
+
+def _start_scales(gram_RR: Tensor, unit_TR: Tensor) -> Tensor:
+    """log s with s^2 proportional to sqrt(H_jj) / sigma_j and mean 0.
+
+    A group's step is a fixed share of its length, so with step^2 = sum_j s_j^2 sigma_j^2 the cost
+    sum_j H_jj step^2 / s_j^2 is least there (Cauchy-Schwarz).
+    """
+    sensitivity_R = gram_RR.diagonal().clamp(min=1e-8).float()
+    energy_R = unit_TR.square().mean(0).clamp(min=1e-8).cpu()
+    log_scale = (sensitivity_R.log() - energy_R.log()) / 4
+    return log_scale - log_scale.mean()
+
+
+def _learn_content(
+    layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator
+) -> tuple[ContentTransform, tuple[Validation, ...]]:
+    device = layer.device
+    gram_RR = _gram(layer, options, generator)
+    rank = len(gram_RR)
+    eye = torch.eye(rank, dtype=torch.float64)
+    factor_RR = torch.linalg.cholesky(gram_RR + RIDGE * eye).to(device, torch.float32)
+    unit_TR = layer.train.unit_latent_BSR.flatten(0, 1)
+    free_RR = torch.zeros(rank, rank, device=device, requires_grad=True)
+    sample = layer.batch(layer.train, slice(0, options.gram_sequences)).unit_latent_BSR
+    log_scale_R = _start_scales(gram_RR, sample.flatten(0, 1)).to(device).requires_grad_()
+
+    def transform() -> ContentTransform:
+        return ContentTransform(cayley(free_RR), log_scale_R.exp())
+
+    def loss(step: int) -> Tensor:
+        rows = torch.randint(0, len(unit_TR), (options.rows_per_step,), generator=generator)
+        x_TR = unit_TR[rows].to(device, torch.float32)
+        error_TR = x_TR - read_unit_latent(transform(), x_TR, fmt)
+        return (error_TR @ factor_RR).square().mean()
+
+    def held_out() -> float:
+        with torch.no_grad():
+            now = transform()
+        return content_output_loss(layer, now, fmt, options.batch_size)
+
+    rates = [(free_RR, options.rotation_rate), (log_scale_R, options.scale_rate)]
+    schedule = Schedule(steps=options.steps, validate_every=max(1, options.steps // 6))
+    curve = minimize(rates, loss, held_out, schedule)
+    with torch.no_grad():
+        exact = ContentTransform(cayley(free_RR.double()), log_scale_R.exp())
+    return exact, tuple(Validation("content", *point) for point in curve)

@@ -1,0 +1,98 @@
+"""Results as text for people, or as JSON for programs."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from quantmla.doctor import gpus, versions
+
+Row = Mapping[str, Any]
+
+
+def show(report: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints a report to stdout."""
+    if as_json:
+        print(json.dumps(_finite(report), indent=2))
+        return
+    lines = list(_lines(report, ""))
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value}".rstrip())
+
+
+def show_rows(rows: Sequence[Row]) -> None:
+    """Prints result rows as a table; columns in the order of the first row."""
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Writes {"header": versions and GPUs, "rows": rows} as JSON, whole or not at all."""
+    header = {"versions": versions(), "gpus": [gpu["name"] for gpu in gpus()]}
+    text = json.dumps(_finite({"header": header, "rows": list(rows)}), indent=2) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _lines(report: Mapping[str, Any], indent: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in report.items():
+        name = indent + str(key).replace("_", " ")
+        if isinstance(value, Mapping):
+            found += [(name, ""), *_lines(value, indent + "  ")]
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            found.append((name, ""))
+            for entry in value:
+                found.append(
+                    (f"{indent}  -", ", ".join(f"{k} {_text(v)}" for k, v in entry.items()))
+                )
+        elif value is not None:
+            found.append((name, _text(value) + _in_units(str(key), value)))
+    return found
+
+
+def _in_units(key: str, value: Any) -> str:
+    """Large sizes in GiB or MiB beside the bytes."""
+    if not (key.endswith("bytes") or key == "budget") or value < 2**20:
+        return ""
+    return f" ({value / 2**30:,.2f} GiB)" if value >= 2**30 else f" ({value / 2**20:,.1f} MiB)"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1 else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(entry) for entry in value) or "none"
+    return "-" if value is None else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: those become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

@@ -1,0 +1,166 @@
+"""What a run is made of: five parts, as a YAML file or as flags, checked before work starts.
+
+A resolved recipe is written into every output, so a result can be made again from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from quantmla.errors import UsageError, require
+from quantmla.quant.format import CacheFormat, RangeRule, RopeCentring, parse_format
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(_Part):
+    """Which checkpoint: a folder, a hub id, or the packaged model."""
+
+    id: str = "nano"
+    revision: str | None = None
+
+
+class Calibration(_Part):
+    """What the learner sees. Lengths are in tokens."""
+
+    text: str | None = None  # a file; None: the packaged calibration text
+    num_sequences: int = Field(default=32, ge=1)
+    sequence_length: int = Field(default=2048, ge=64)
+    held_out_sequences: int = Field(default=8, ge=1)  # choose the checkpoint; never learned from
+    seed: int = Field(default=0, ge=0)
+    device: str = "auto"  # auto: a GPU where there is one, else the CPU
+
+
+class Format(_Part):
+    """How the cache is stored; None takes what the name implies."""
+
+    name: str = "c4r4"
+    group_size: int | None = None
+    rope_centring: RopeCentring | None = None
+    rope_bands: int | None = None
+    sinks: int | None = None
+    recent: int | None = None
+    range_rule: RangeRule | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _canonical(cls, name: str) -> str:
+        return parse_format(name).name
+
+    def cache_format(self) -> CacheFormat:
+        """The format with every field decided."""
+        changes = {
+            "group_size": self.group_size,
+            "rope_centring": self.rope_centring,
+            "rope_bands": self.rope_bands,
+            "num_sink_tokens": self.sinks,
+            "recent_window": self.recent,
+            "range_rule": self.range_rule,
+        }
+        return parse_format(self.name, **{k: v for k, v in changes.items() if v is not None})
+
+
+class Transform(_Part):
+    """Which method learns, and its options by name; the method checks them."""
+
+    method: str = "quantmla"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Output(_Part):
+    folder: str | None = None
+
+
+class Recipe(_Part):
+    """The whole run."""
+
+    version: Literal[1] = 1
+    model: Model = Model()
+    calibration: Calibration = Calibration()
+    format: Format = Format()
+    transform: Transform = Transform()
+    output: Output = Output()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """What `quantmla eval` was asked; None leaves a choice to the evaluation."""
+
+    model: str
+    baseline: str | None = None
+    methods: tuple[str, ...] = ()
+    format: str | None = None
+    sinks: int | None = None
+    recent: int | None = None
+    unprotected: bool = False
+    text: str | None = None
+    context: int | None = None  # tokens per sequence
+    limit: int | None = None  # sequences
+    device: str = "auto"
+
+
+def recipe_from(data: Mapping[str, Any]) -> Recipe:
+    """A checked recipe; UsageError names the key and what is allowed."""
+    try:
+        recipe = Recipe.model_validate(dict(data))
+    except ValidationError as error:
+        raise UsageError(_sentence(error)) from None
+    recipe.format.cache_format()
+    return recipe
+
+
+def with_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with `part.key` values replaced, those of None left as they are."""
+    data = recipe.model_dump()
+    for dotted, value in changes.items():
+        if value is not None:
+            part, key = dotted.split(".")
+            data[part][key] = value
+    return recipe_from(data)
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Reads a YAML recipe."""
+    require(path.is_file(), f"recipe {path} is not a file", UsageError)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = " ".join(str(error).split())
+        raise UsageError(f"recipe {path} is not YAML: {place}") from None
+    parts = tuple(Recipe.model_fields)
+    require(
+        isinstance(data, dict), f"recipe {path} must be a mapping with keys of {parts}", UsageError
+    )
+    return recipe_from(data)
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The recipe as YAML, every key included; `load_recipe` reads it back."""
+    return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first fault as one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown recipe key {where!r}; allowed here: {', '.join(_siblings(first['loc']))}"
+    return (
+        f"recipe key {where!r} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    )
+
+
+def _siblings(loc: tuple[int | str, ...]) -> list[str]:
+    fields = Recipe.model_fields
+    if len(loc) > 1:
+        part = fields[str(loc[0])].annotation
+        assert isinstance(part, type)
+        assert issubclass(part, BaseModel)
+        fields = part.model_fields
+    return list(fields)

@@ -1,0 +1,1 @@
+"""The packed cache in other people's engines."""

@@ -1,0 +1,264 @@
+"""`QuantMLACache`: the packed latent cache as a `Cache` of transformers (5.15 and later).
+
+    cache = QuantMLACache(model.config, parse_format("c4r4"), inputs["attention_mask"])
+    model.generate(**inputs, past_key_values=cache)
+
+What attention sees: in a step of one token, every key as decode reads it (docs/flow.md). In a step
+of several tokens (a prompt, a part of one, drafts under verification) the new tokens see one
+another in bf16, and what was cached before as decode read it. Rows of a float32 model are
+rounded to bf16 when they are cached, because that is what the window holds; everything is returned
+in the model's dtype. B sequences, S new tokens, R latent channels, E rope channels.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+from quantmla.cache.paged import PagedCache
+from quantmla.errors import UnsupportedModel, UsageError, require
+from quantmla.mla.rope import RopeOrder, from_interleaved, to_interleaved
+from quantmla.quant.format import CacheFormat
+from quantmla.quant.page import require_byte_layout
+from quantmla.serve.families import cached_rope_order
+
+CONFIG_KEY = "quantmla_config"
+CONFIG_VERSION = 1
+
+
+def left_padding(attention_mask: Tensor | None) -> list[int] | None:
+    """Padding tokens before each row's first real token; None without a mask."""
+    if attention_mask is None:
+        return None
+    mask = attention_mask != 0
+    require(
+        mask.ndim == 2 and bool((mask.int().diff(dim=1) >= 0).all()) and bool(mask[:, -1].all()),
+        "attention_mask must be 2-D with padding on the left only",
+        UsageError,
+    )
+    return (~mask).sum(dim=1).tolist()
+
+
+class QuantMLALayer(CacheLayerMixin):
+    """One latent attention's packed cache; every row's pages begin at its first real token."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(
+        self, fmt: CacheFormat, rope_order: RopeOrder, padding: Sequence[int] | None = None
+    ):
+        super().__init__()
+        self.fmt, self.rope_order = fmt, rope_order
+        self.padding = None if padding is None else list(padding)
+        self.paged: PagedCache | None = None
+        self.seen = 0  # tokens of the batch, padding included
+        self.record_past = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch = key_states.shape[0]
+        rows = self.padding if self.padding is not None else [0] * batch
+        require(
+            batch % len(rows) == 0,
+            f"attention_mask has {len(rows)} rows, which do not divide the batch of {batch}",
+            UsageError,
+        )
+        # beams and num_return_sequences repeat each row in place
+        self.padding = [p for p in rows for _ in range(batch // len(rows))]
+        latent_rank, rope_dim = key_states.shape[-1], value_states.shape[-1]
+        self.paged = PagedCache(self.fmt, latent_rank, rope_dim, batch, key_states.device)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Caches latents [B, 1, S, R] and rope keys [B, 1, S, E]; returns the whole context so."""
+        _check_states(key_states, value_states)
+        if not self.is_initialized:
+            self._check_positions(kwargs)
+            self.lazy_initialization(key_states, value_states)
+        assert self.paged is not None
+        assert self.padding is not None
+        dtype, size = key_states.dtype, key_states.shape[2]
+        latent = key_states[:, 0].to(torch.bfloat16)
+        k_rope = value_states[:, 0].to(torch.bfloat16)
+        before = self._read(dtype) if size > 1 else None
+        counts = [min(size, max(0, self.seen + size - p)) for p in self.padding]
+        self.paged.keep_past = self.record_past
+        self.paged.append(latent, to_interleaved(k_rope, self.rope_order), counts)
+        self.seen += size
+        if before is None:
+            return self._read(dtype)
+        return (
+            torch.cat((before[0], latent[:, None].to(dtype)), dim=2),
+            torch.cat((before[1], k_rope[:, None].to(dtype)), dim=2),
+        )
+
+    def _read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """All that was seen, [B, 1, T, R] and [B, 1, T, E]; zeros at padding."""
+        assert self.paged is not None
+        latent, k_rope = self.paged.read()
+        missing = self.seen - latent.shape[1]  # a whole batch that begins with padding
+        latent, k_rope = (torch.nn.functional.pad(x, (0, 0, missing, 0)) for x in (latent, k_rope))
+        return latent[:, None].to(dtype), from_interleaved(k_rope, self.rope_order)[:, None].to(
+            dtype
+        )
+
+    def _check_positions(self, kwargs: Mapping[str, Any]) -> None:
+        """Without a mask, positions that begin late in a row betray left padding."""
+        positions = kwargs.get("kwargs", kwargs).get("position_ids")
+        if self.padding is not None or not isinstance(positions, Tensor) or positions.ndim != 2:
+            return
+        late = positions.shape[1] - 1 - positions[:, -1]
+        require(
+            not bool((late > 0).any()),
+            "the batch seems to be left-padded (positions end before its length): "
+            "give QuantMLACache the attention_mask",
+            UsageError,
+        )
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def activate_past_recording(self) -> None:
+        """From now on bf16 rows of packed tokens stay until the next crop, which may need them."""
+        self.record_past = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back -n tokens for n < 0; n > 0 is the length to keep, as older releases say."""
+        asked = int(tokens_to_remove)  # some releases pass a tensor
+        removed = -asked if asked <= 0 else max(0, self.seen - asked)
+        require(removed <= self.seen, f"cannot crop {removed} of {self.seen} tokens", UsageError)
+        if self.paged is not None:
+            self.paged.crop(removed)
+            self.seen -= removed
+
+    def reset(self) -> None:
+        """Forgets every token; the left padding stays that of the mask given at construction."""
+        self.seen = 0
+        if self.paged is not None:
+            self.paged.clear()
+
+    def _select(self, indices: Sequence[int]) -> None:
+        if self.paged is not None and self.padding is not None:
+            self.paged.select(indices)
+            self.padding = [self.padding[i] for i in indices]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.paged is not None:
+            self._select([i for i in range(len(self.paged.sequences)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.paged is not None:
+            every = torch.arange(len(self.paged.sequences))
+            self._select(every[indices.cpu()].tolist())
+
+    def offload(self) -> None:
+        raise UsageError("QuantMLACache is not offloaded: its pages stay on the model's device")
+
+    prefetch = offload
+
+    def allocated_bytes(self) -> int:
+        """Memory that this layer's tokens take: pages, window and sinks."""
+        return 0 if self.paged is None else self.paged.allocated_bytes()
+
+
+def _check_states(key_states: Tensor, value_states: Tensor) -> None:
+    for name, x in (("latent", key_states), ("rope key", value_states)):
+        require(
+            x.dtype in (torch.bfloat16, torch.float32, torch.float64),
+            f"the {name} is {x.dtype}; QuantMLACache takes models in torch.bfloat16, torch.float32 "
+            "or torch.float64",
+            UsageError,
+        )
+        require(
+            x.ndim == 4 and x.shape[1] == 1,
+            f"the {name} has shape {tuple(x.shape)}, not [batch, 1, tokens, channels]: "
+            "this transformers release does not cache latents; 5.15 or later is needed",
+            UnsupportedModel,
+        )
+
+
+class QuantMLACache(Cache):
+    """A packed cache for every latent attention of a model, stock layers for all others.
+
+    Give `attention_mask` when the batch is left-padded: sinks and pages are counted from each row's
+    first real token. `rope_order` is that of the rope keys the model hands over, by default its
+    family's. Layers in `skip_layers` keep the stock bf16 cache. Beam search, assisted generation,
+    several turns over one cache and `reset` work; offloading and compilation do not.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        fmt: CacheFormat,
+        attention_mask: Tensor | None = None,
+        rope_order: RopeOrder | None = None,
+        skip_layers: Sequence[int] = (),
+    ):
+        require_byte_layout(fmt)
+        text = config.get_text_config(decoder=True)
+        require(
+            getattr(text, "kv_lora_rank", None) is not None,
+            f"model_type {text.model_type!r} has no kv_lora_rank: it has no latent attention",
+            UnsupportedModel,
+        )
+        order = rope_order or cached_rope_order(text)
+        padding = left_padding(attention_mask)
+        stock = DynamicCache(config=text).layers
+        sparse = [i for i, layer in enumerate(stock) if hasattr(layer, "update_indexer")]
+        require(
+            not sparse,
+            f"layers {sparse} select keys by an indexer, which is not handled",
+            UnsupportedModel,
+        )
+        unknown = sorted(set(skip_layers) - set(range(len(stock))))
+        require(
+            not unknown,
+            f"skip_layers {unknown} do not exist; the model has {len(stock)}",
+            UsageError,
+        )
+        super().__init__(
+            layers=[
+                QuantMLALayer(fmt, order, padding)
+                if type(layer) is DynamicLayer and i not in skip_layers
+                else layer
+                for i, layer in enumerate(stock)
+            ]
+        )
+
+    @classmethod
+    def from_config(cls, config: Any, attention_mask: Tensor | None = None) -> "QuantMLACache":
+        """The cache that a fused checkpoint's own config.json asks for under `quantmla_config`."""
+        data = getattr(config, CONFIG_KEY, None)
+        require(
+            isinstance(data, Mapping),
+            f"config.json has no {CONFIG_KEY}: the model is not fused",
+            UsageError,
+        )
+        assert isinstance(data, Mapping)
+        require(
+            data.get("version") == CONFIG_VERSION,
+            f"{CONFIG_KEY} version {data.get('version')!r} is not {CONFIG_VERSION}, "
+            "the one this release reads",
+            UsageError,
+        )
+        fmt = CacheFormat.from_json(dict(data["format"]))
+        return cls(config, fmt, attention_mask, skip_layers=tuple(data.get("ignored_layers", ())))
+
+    def allocated_bytes(self) -> int:
+        """Memory of all packed layers."""
+        return sum(
+            layer.allocated_bytes() for layer in self.layers if isinstance(layer, QuantMLALayer)
+        )

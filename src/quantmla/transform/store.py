@@ -1,0 +1,56 @@
+"""The transforms of a model in one safetensors file, for audit, verification and resuming.
+
+Tensors are float64, named `{prefix}.content.rotation`, `.content.scale`, `.rope.angle`,
+`.rope.gain` and, where there is one, `.rope.online`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from quantmla.errors import QuantMLAError, require
+from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform
+
+FILE_NAME = "quantmla_transforms.safetensors"
+ROTATION, SCALE, ANGLE, GAIN = "content.rotation", "content.scale", "rope.angle", "rope.gain"
+ONLINE = "rope.online"
+
+
+def transforms_to_bytes(transforms: Mapping[str, LayerTransform]) -> bytes:
+    """The file's content. Equal transforms give equal bytes."""
+    tensors: dict[str, Tensor] = {}
+    for prefix, (content, rope, online) in transforms.items():
+        named = {ROTATION: content.rotation_RR, SCALE: content.scale_R}
+        named |= {ANGLE: rope.angle_F, GAIN: rope.gain_F}
+        if online is not None:
+            named[ONLINE] = online
+        for key, x in named.items():
+            tensors[f"{prefix}.{key}"] = x.detach().to("cpu", torch.float64).clone().contiguous()
+    return bytes(save(tensors, metadata={"format": "pt"}))
+
+
+def transforms_from_file(path: Path) -> dict[str, LayerTransform]:
+    """Transforms by attention prefix. Raises QuantMLAError for a file that is not such a one."""
+    require(path.is_file(), f"{path} does not exist")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise QuantMLAError(f"{path} is not a file of transforms: {error}") from error
+    transforms = {}
+    for name in sorted(tensors):
+        if not name.endswith(f".{ROTATION}"):
+            continue
+        prefix = name.removesuffix(f".{ROTATION}")
+        absent = [key for key in (SCALE, ANGLE, GAIN) if f"{prefix}.{key}" not in tensors]
+        require(not absent, f"{path} has {name} but not {prefix}.{absent[0] if absent else ''}")
+        transforms[prefix] = LayerTransform(
+            ContentTransform(tensors[name], tensors[f"{prefix}.{SCALE}"]),
+            RopeTransform(tensors[f"{prefix}.{ANGLE}"], tensors[f"{prefix}.{GAIN}"]),
+            tensors.get(f"{prefix}.{ONLINE}"),
+        )
+    require(bool(transforms), f"{path} holds no transforms")
+    return transforms

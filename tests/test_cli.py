@@ -1,0 +1,230 @@
+"""The command line: which flags there are, what they pass on, and how it ends."""
+
+import argparse
+import errno
+import json
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import yaml
+
+import quantmla
+from quantmla.cli import build_parser, main
+from quantmla.errors import QualityGateFailed, QuantMLAError, UnsupportedModel
+from quantmla.recipe import EvaluationRequest, Recipe, with_changes
+
+FLAGS = {
+    "inspect": ["MODEL", "--json"],
+    "estimate": ["MODEL", "--format", "--context", "--batch", "--gpu-memory", "--json"],
+    "quantize": [
+        *("MODEL", "-o/--output", "--recipe", "--format", "--method", "--text"),
+        *("--num-sequences", "--sequence-length", "--seed", "--device"),
+        *("--resume", "--dry-run", "--overwrite", "--json", "--quiet"),
+    ],
+    "verify": ["OUT", "--against", "--json"],
+    "eval": [
+        *("MODEL_OR_OUT", "--baseline", "--methods", "--format", "--sinks", "--recent"),
+        *("--unprotected", "--text", "--context", "--limit", "--device", "--json"),
+    ],
+    "doctor": ["--json"],
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the stage functions of the pipeline were called with; `calls.result` is returned."""
+    seen = types.SimpleNamespace(result={"folder": "out"}, made=[])
+
+    def stage(name):
+        def run(*args, **kwargs):
+            seen.made.append((name, args, kwargs))
+            if isinstance(seen.result, BaseException):
+                raise seen.result
+            return seen.result
+
+        return run
+
+    fake = types.ModuleType("quantmla.pipeline")
+    for name in ("quantize", "verify", "evaluate"):
+        setattr(fake, name, stage(name))
+    monkeypatch.setitem(sys.modules, "quantmla.pipeline", fake)
+    monkeypatch.setattr(quantmla, "pipeline", fake, raising=False)
+    return seen
+
+
+def test_the_flags_are_these_and_no_others():
+    parser = build_parser()
+    (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    found = {
+        name: [
+            "/".join(a.option_strings) or a.metavar
+            for a in sub._actions
+            if not isinstance(a, argparse._HelpAction)
+        ]
+        for name, sub in subparsers.choices.items()
+    }
+    assert found == FLAGS
+
+
+def test_help_answers_at_once_and_imports_no_torch():
+    code = """
+import sys
+from quantmla.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+heavy = {"torch", "transformers", "pydantic", "rich"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "quantize" in done.stdout
+    assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize("module", [["-m", "quantmla"]])
+def test_version(module):
+    done = subprocess.run([sys.executable, *module, "--version"], capture_output=True, text=True)
+    assert done.stdout == f"quantmla {quantmla.__version__}\n"
+
+
+def test_quantize_passes_a_recipe(calls, capsys):
+    argv = "quantize nano -o out --format C2R4 --method rtn --seed 3 --num-sequences 5 --resume"
+    assert main([*argv.split(), "--sequence-length", "128", "--text", "t", "--device", "cpu"]) == 0
+    expected = with_changes(
+        Recipe(),
+        {
+            "model.id": "nano",
+            "output.folder": "out",
+            "format.name": "c2r4",
+            "transform.method": "rtn",
+            "calibration.seed": 3,
+            "calibration.num_sequences": 5,
+            "calibration.sequence_length": 128,
+            "calibration.text": "t",
+            "calibration.device": "cpu",
+        },
+    )
+    flags = {"resume": True, "dry_run": False, "overwrite": False, "progress": True}
+    assert calls.made == [("quantize", (expected,), flags)]
+    assert capsys.readouterr().out == "folder  out\n"
+
+
+def test_flags_override_the_recipe(calls, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        yaml.safe_dump({"model": {"id": "a/b"}, "format": {"name": "c2r4", "sinks": 1}})
+    )
+    argv = ["quantize", "-o", "out", "--recipe", str(path), "--format", "c8r8"]
+    assert main([*argv, "--dry-run", "--overwrite", "--quiet", "--json"]) == 0
+    ((_, (recipe,), flags),) = calls.made
+    assert (recipe.model.id, recipe.format.name, recipe.format.sinks) == ("a/b", "c8r8", 1)
+    assert flags == {"resume": False, "dry_run": True, "overwrite": True, "progress": False}
+
+
+def test_verify(calls, capsys):
+    assert main(["verify", "out", "--against", "nano", "--json"]) == 0
+    assert calls.made == [("verify", ("out",), {"against": "nano"})]
+    assert json.loads(capsys.readouterr().out) == {"folder": "out"}
+
+
+def test_eval_passes_a_request_and_writes_rows(calls, tmp_path, capsys):
+    calls.result = [{"method": "rtn", "kl_mean": 0.25, "recall": float("nan")}]
+    path = tmp_path / "rows.json"
+    argv = ["eval", "out", "--baseline", "nano", "--methods", "rtn, quarot", "--format", "c4r4"]
+    argv += ["--sinks", "0", "--recent", "64", "--context", "128", "--limit", "2"]
+    assert main([*argv, "--json", str(path)]) == 0
+    request = EvaluationRequest(
+        model="out",
+        baseline="nano",
+        methods=("rtn", "quarot"),
+        format="c4r4",
+        sinks=0,
+        recent=64,
+        context=128,
+        limit=2,
+    )
+    assert calls.made == [("evaluate", (request,), {"progress": True})]
+    written = json.loads(path.read_text())
+    assert written["rows"] == [{"method": "rtn", "kl_mean": 0.25, "recall": None}]
+    assert written["header"]["versions"]["quantmla"] == quantmla.__version__
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
+    assert "0.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (QuantMLAError("bad\n  thing"), 1, "bad thing"),
+        (UnsupportedModel("no latent"), 3, "no latent"),
+        (QualityGateFailed("worse"), 4, "worse"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "full", "out/x"), 1, "no space left on device: out/x"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 1, "no space left"),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(calls, capsys, error, code, words):
+    calls.result = error
+    assert main(["verify", "out"]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("quantmla: error: ")
+    assert words in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_our_own_faults_keep_their_traceback(calls):
+    calls.result = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        main(["verify", "out"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "COMMAND"),
+        (["quantise"], "'quantise'"),
+        (["quantize", "-o", "out"], "MODEL"),
+        (["quantize", "nano"], "-o OUT"),
+        (["quantize", "nano", "-o", "out", "--format", "c9r4"], "'c9r4'"),
+        (["quantize", "nano", "-o", "out", "--num-sequences", "0"], "'0' is not a whole number"),
+        (["quantize", "nano", "-o", "out", "--recipe", "absent.yaml"], "absent.yaml"),
+        (["eval", "nano", "--unprotected", "--sinks", "4"], "--unprotected"),
+        (["eval", "nano", "--json", "absent/rows.json"], "absent/rows.json"),
+        (["estimate", "nano", "--gpu-memory", "lots"], "'lots'"),
+        (["estimate", "nano", "--form", "c4r4"], "--form"),
+        (["verify", "out", "--bogus"], "--bogus"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(calls, capsys, argv, words):
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("quantmla: error: ")
+    assert words in shown
+    assert shown.count("\n") == 1
+    assert calls.made == []
+
+
+def test_estimate_prints_json(capsys):
+    assert main(["estimate", "nano", "--format", "c4r4", "--context", "4096", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["cached_layers"], found["bf16_bytes_per_token"]) == (8, 8 * 384)
+
+
+def test_inspect_of_an_unsupported_model_ends_with_its_own_code(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama"}))
+    assert main(["inspect", str(path), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["supported"] is False
+
+
+def test_doctor(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["quantmla"] == quantmla.__version__
+    assert found["works"]["quantize, verify, eval"].startswith("yes")

@@ -1,0 +1,105 @@
+"""Sizes from configs alone, against figures worked out by hand and published ones."""
+
+import pytest
+from configs import DEEPSEEK_R1, DEEPSEEK_V2_LITE, KIMI_LINEAR, LONGCAT_FLASH
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantmla.errors import UnsupportedModel, UsageError
+from quantmla.estimate import Workload, estimate, num_cached_layers, parse_size, request_bytes
+from quantmla.quant.format import CacheFormat, parse_format
+
+C4R4 = parse_format("c4r4")
+
+
+def test_r35_deepseek_r1():
+    found = estimate(DEEPSEEK_R1, C4R4, Workload(context=131_072))
+    assert found.cached_layers == 61
+    assert found.page_bytes == 20_480
+    assert found.bytes_per_token_and_layer == 320
+    assert found.bytes_per_token == 19_520
+    assert found.bf16_bytes_per_token == 70_272
+    # 131,072 tokens: 2,046 packed pages, a window of 128 and 4 sinks, per layer
+    assert found.request_bytes == 61 * (2046 * 20_480 + 132 * 1152)
+    assert found.bf16_total_bytes == 61 * 131_072 * 1152
+    assert round(found.ratio, 2) == 3.59
+
+
+def test_r35_deepseek_v2_lite():
+    found = estimate(DEEPSEEK_V2_LITE, C4R4, Workload(context=4096))
+    assert (found.cached_layers, found.bf16_bytes_per_token) == (27, 31_104)
+    assert found.bytes_per_token == 27 * 320
+
+
+def test_c2r4_is_six_times_smaller():
+    found = estimate(DEEPSEEK_R1, parse_format("c2r4"), Workload())
+    assert found.bytes_per_token_and_layer == 192
+    assert found.bf16_bytes_per_token / found.bytes_per_token == 6.0
+
+
+def test_r27_longcat_has_two_attentions_per_layer():
+    assert num_cached_layers(LONGCAT_FLASH) == 56
+
+
+def test_r27_kimi_linear_caches_its_full_attention_layers_only():
+    assert num_cached_layers(KIMI_LINEAR) == 7
+    with pytest.raises(UnsupportedModel, match="full_attn_layers"):
+        num_cached_layers({**KIMI_LINEAR, "linear_attn_config": None})
+
+
+def test_budget_and_concurrency():
+    load = Workload(context=131_072, batch=4, budget=parse_size("100GiB"))
+    found = estimate(DEEPSEEK_R1, C4R4, load)
+    assert found.total_bytes == 4 * found.request_bytes
+    assert found.tokens_in_budget == 100 * 2**30 // 19_520
+    assert found.bf16_tokens_in_budget == 100 * 2**30 // 70_272
+    assert found.concurrency == 100 * 2**30 // found.request_bytes == 41
+    assert found.bf16_concurrency == 11
+
+
+def test_without_a_budget_nothing_is_said_about_one():
+    found = estimate(DEEPSEEK_R1, C4R4, Workload())
+    assert found.tokens_in_budget is found.concurrency is None
+
+
+@given(st.integers(1, 2000))
+def test_request_bytes_count_every_token_once(context):
+    """By walking over the tokens: each is in a page or in the window; old sinks are kept twice."""
+    fmt = CacheFormat()
+    first = fmt.first_recent(context)
+    packed = [t for t in range(context) if t < first]
+    rows = [t for t in range(context) if t >= first or t < fmt.num_sink_tokens]
+    assert request_bytes(fmt, context, 20_480, 1152) == len(packed) * 320 + len(rows) * 1152
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("141GiB", 141 * 2**30),
+        ("80GB", 80 * 10**9),
+        ("24G", 24 * 2**30),
+        ("1.5 TiB", 3 * 2**39),
+        ("512mib", 2**29),
+        ("4096", 4096),
+    ],
+)
+def test_memory_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "12 parsecs", "-1GiB", "0", "1e9", "80GBs"])
+def test_bad_memory_sizes_are_named(text):
+    with pytest.raises(UsageError) as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("context", 0), ("batch", 0)])
+def test_bad_workloads_are_named(key, value):
+    with pytest.raises(UsageError, match=f"{key} {value} must be at least 1"):
+        Workload(**{key: value})
+
+
+def test_a_model_without_latent_attention_is_refused():
+    with pytest.raises(UnsupportedModel, match="llama"):
+        estimate({"model_type": "llama", "hidden_size": 64}, C4R4, Workload())

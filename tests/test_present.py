@@ -1,0 +1,50 @@
+"""Reports as text: what a person reads."""
+
+import os
+
+import pytest
+
+from quantmla.present import show, show_rows, write_rows
+
+
+def test_text_of_a_report(capsys):
+    report = {
+        "total_bytes": 3 * 2**30,
+        "ratio": 3.5903,
+        "gpus": [],
+        "layers": [{"layer": 0, "error": 1.5e-3}],
+        "sizes": {"rotated": True, "rank": 1024},
+        "absent": None,
+    }
+    show(report, as_json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "total bytes  3,221,225,472 (3.00 GiB)",
+        "ratio        3.59",
+        "gpus         none",
+        "layers",
+        "  -          layer 0, error 0.0015",
+        "sizes",
+        "  rotated    yes",
+        "  rank       1,024",
+    ]
+
+
+def test_rows_have_a_heading(capsys):
+    show_rows([{"method": "rtn", "kl": 0.5}, {"method": "none", "kl": None}])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["method", "kl"], ["rtn", "0.5"], ["none", "-"]]
+
+
+def test_no_rows_print_nothing_much(capsys):
+    show_rows([])
+    assert capsys.readouterr().out.strip() == ""
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "rows.json"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fdopen", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        write_rows(path, [{"a": 1}])
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]

@@ -1,0 +1,92 @@
+"""Recipes: YAML both ways, and one-line errors for what cannot be meant."""
+
+import pytest
+
+from quantmla.errors import UsageError
+from quantmla.quant.format import CacheFormat
+from quantmla.recipe import Recipe, load_recipe, recipe_from, to_yaml, with_changes
+
+
+def test_yaml_round_trip(tmp_path):
+    recipe = recipe_from(
+        {
+            "model": {"id": "some/model", "revision": "abc"},
+            "calibration": {"text": "book.txt", "num_sequences": 4, "seed": 7},
+            "format": {"name": "C2R4", "group_size": 32, "recent": 256},
+            "transform": {"method": "quantmla", "options": {"steps": 10, "rate": 1e-3}},
+            "output": {"folder": "out"},
+        }
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(recipe))
+    assert load_recipe(path) == recipe
+
+
+def test_defaults_are_complete_and_checked(tmp_path):
+    assert recipe_from({}) == Recipe()
+    assert Recipe().format.cache_format() == CacheFormat()
+
+
+@pytest.mark.parametrize("name", ["C4R4", "c4r4", "quantmla_c4r4"])
+def test_r10_format_names_are_one(name):
+    assert recipe_from({"format": {"name": name}}).format.name == "c4r4"
+
+
+def test_format_fields_reach_the_cache_format():
+    fmt = recipe_from(
+        {
+            "format": {
+                "name": "c8r8",
+                "sinks": 0,
+                "recent": 64,
+                "rope_centring": "page",
+                "rope_bands": 2,
+            }
+        }
+    ).format.cache_format()
+    assert fmt == CacheFormat(content_bits=8, rope_bits=8, num_sink_tokens=0, recent_window=64)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"modle": {}}, ["'modle'", "model, calibration, format"]),
+        ({"format": {"bits": 4}}, ["'format.bits'", "name, group_size"]),
+        ({"calibration": {"num_sequences": 0}}, ["'calibration.num_sequences'", "0", "greater"]),
+        ({"calibration": {"seed": "x"}}, ["'calibration.seed'", "'x'", "integer"]),
+        ({"format": {"name": "c5r4"}}, ["'c5r4'", "c4r4"]),
+        ({"format": {"rope_centring": "token"}}, ["'token'", "'page'", "'none'"]),
+        ({"format": {"group_size": 0}}, ["group_size 0"]),
+        ({"version": 2}, ["'version'", "2", "1"]),
+        ({"transform": {"options": []}}, ["'transform.options'", "dictionary"]),
+    ],
+)
+def test_faults_are_one_line_that_names_key_and_allowed(data, words):
+    with pytest.raises(UsageError) as caught:
+        recipe_from(data)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", ""])
+def test_files_that_hold_no_recipe_are_named(tmp_path, text):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"bad\.yaml") as caught:
+        load_recipe(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"absent\.yaml is not a file"):
+        load_recipe(tmp_path / "absent.yaml")
+
+
+def test_changes_replace_only_what_is_given():
+    recipe = with_changes(Recipe(), {"model.id": "x", "calibration.seed": 0, "format.name": None})
+    assert recipe.model.id == "x"
+    assert recipe.format == Recipe().format
+    with pytest.raises(UsageError, match="c9r9"):
+        with_changes(Recipe(), {"format.name": "c9r9"})

@@ -1,0 +1,94 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import build, random_tokens, random_transform, rewrite_tensors
+
+from quantmla.arch import adapter_for
+from quantmla.checkpoint.source import TensorSource, open_source
+from quantmla.errors import QuantMLAError
+from quantmla.fuse.checkpoint import fuse_checkpoint
+from quantmla.transform.layer import LayerTransform
+from quantmla.verify import verify_layers, verify_logits
+
+Tiny = Callable[[str], Path]
+
+
+def fused(source: TensorSource, out: Path) -> tuple[TensorSource, dict[str, LayerTransform]]:
+    adapter = adapter_for(source.config)
+    transforms = {
+        site.prefix: random_transform(64, 8, i)
+        for i, site in enumerate(adapter.sites(source.config, source.names))
+    }
+    fuse_checkpoint(source, adapter, transforms, out, quantmla_config={}, extra_files={})
+    return open_source(out), transforms
+
+
+def test_fold_and_rounding_floor_are_told_apart(tmp_path: Path):
+    source = open_source(build("deepseek_v3", tmp_path / "model", dtype=torch.bfloat16))
+    out, transforms = fused(source, tmp_path / "out")
+    checks = verify_layers(source, out, adapter_for(source.config), transforms)
+    assert [check.prefix for check in checks] == list(transforms)
+    for check in checks:
+        assert check.fold_error < 1e-12
+        assert 1e-5 < check.stored_error < 0.05  # some bf16 roundings of 2**-9 each
+        assert not check.mtp
+
+
+def test_float32_weights_have_a_lower_floor(tiny_checkpoint: Tiny, tmp_path: Path):
+    source = open_source(tiny_checkpoint("youtu"))
+    out, transforms = fused(source, tmp_path / "out")
+    for check in verify_layers(source, out, adapter_for(source.config), transforms):
+        assert check.fold_error < 1e-12
+        assert check.stored_error < 1e-5
+
+
+def test_a_broken_fold_is_seen_in_its_layer(tiny_checkpoint: Tiny, tmp_path: Path):
+    source = open_source(tiny_checkpoint("deepseek_v3"))
+    out, transforms = fused(source, tmp_path / "out")
+    name = "model.layers.1.self_attn.kv_a_proj_with_mqa.bias"
+    broken = rewrite_tensors(out.path, tmp_path / "broken", {name: source.tensor(name)})
+    first, second = verify_layers(
+        source, open_source(broken), adapter_for(source.config), transforms
+    )
+    assert first.stored_error < 1e-5
+    assert second.stored_error > 1e-3
+    assert second.fold_error < 1e-12
+
+
+def test_another_transform_than_the_stored_one_is_no_excuse(tiny_checkpoint: Tiny):
+    """An unfused checkpoint passes only because outputs agree, not because of the transform."""
+    source = open_source(tiny_checkpoint("youtu"))
+    transforms = {"model.layers.0.self_attn": random_transform(64, 8, 0)}
+    (check,) = verify_layers(source, source, adapter_for(source.config), transforms)
+    assert check.stored_error == 0
+
+
+def test_missing_layers_are_named(tiny_checkpoint: Tiny):
+    source = open_source(tiny_checkpoint("youtu"))
+    transforms = {"model.layers.7.self_attn": random_transform(64, 8, 0)}
+    with pytest.raises(QuantMLAError, match=r"has no latent attention model.layers.7.self_attn"):
+        verify_layers(source, source, adapter_for(source.config), transforms)
+
+
+def test_logits_end_to_end(tiny_checkpoint: Tiny, tmp_path: Path):
+    source = open_source(tiny_checkpoint("deepseek_v2"))
+    out, _ = fused(source, tmp_path / "out")
+    check = verify_logits(source.path, out.path, random_tokens())
+    assert 0 < check.relative_error < 1e-4
+    assert abs(check.nll_drift) < 1e-4
+    assert check.nll_before > 4  # random weights know nothing of random tokens
+    assert check.tokens == 2 * 47
+    name = "model.layers.0.self_attn.kv_b_proj.weight"
+    broken = rewrite_tensors(out.path, tmp_path / "broken", {name: source.tensor(name)})
+    assert verify_logits(source.path, broken, random_tokens()).relative_error > 1e-2
+
+
+def test_logits_need_rows_of_tokens_and_a_loadable_model(tiny_checkpoint: Tiny, tmp_path: Path):
+    folder = tiny_checkpoint("youtu")
+    with pytest.raises(QuantMLAError, match=r"tokens of shape \(5,\)"):
+        verify_logits(folder, folder, torch.zeros(5, dtype=torch.long))
+    (tmp_path / "config.json").write_text('{"model_type": "youtu"}')
+    with pytest.raises(QuantMLAError, match="transformers cannot load"):
+        verify_logits(tmp_path, folder, random_tokens())

@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import random_transform
+
+from quantmla.errors import QuantMLAError
+from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
+
+
+def transforms():
+    online = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
+    return {
+        "model.layers.0.self_attn": random_transform(24, 6, 0),
+        "model.layers.10.self_attn.1": random_transform(8, 2, 1),
+        "model.layers.2.self_attn": random_transform(24, 6, 2)._replace(online_rope_EE=online),
+    }
+
+
+def write(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(data)
+    return path
+
+
+def test_round_trip_is_exact(tmp_path: Path):
+    before = transforms()
+    after = transforms_from_file(write(tmp_path, transforms_to_bytes(before)))
+    assert set(after) == set(before)
+    for prefix, old in before.items():
+        new = after[prefix]
+        assert torch.equal(new.content.rotation_RR, old.content.rotation_RR)
+        assert torch.equal(new.content.scale_R, old.content.scale_R)
+        assert torch.equal(new.rope.angle_F, old.rope.angle_F)
+        assert torch.equal(new.rope.gain_F, old.rope.gain_F)
+        if old.online_rope_EE is None:
+            assert new.online_rope_EE is None
+        else:
+            assert torch.equal(new.online_rope_EE, old.online_rope_EE)
+
+
+def test_equal_transforms_give_equal_bytes():
+    some = {"b": random_transform(24, 6, 0), "a": random_transform(24, 6, 1)}
+    assert transforms_to_bytes(some) == transforms_to_bytes(dict(sorted(some.items())))
+
+
+def test_names_and_dtype_in_the_file(tmp_path: Path):
+    data = transforms_to_bytes({"x": random_transform(8, 2, 0)})
+    tensors = load_file(write(tmp_path, data))
+    assert sorted(tensors) == [
+        "x.content.rotation",
+        "x.content.scale",
+        "x.rope.angle",
+        "x.rope.gain",
+    ]
+    assert {t.dtype for t in tensors.values()} == {torch.float64}
+
+
+def test_other_files_are_refused(tmp_path: Path):
+    with pytest.raises(QuantMLAError, match="does not exist"):
+        transforms_from_file(tmp_path / FILE_NAME)
+    with pytest.raises(QuantMLAError, match="is not a file of transforms"):
+        transforms_from_file(write(tmp_path, b"something else"))
+    save_file({"x.content.rotation": torch.eye(2)}, tmp_path / FILE_NAME)
+    with pytest.raises(QuantMLAError, match=r"has x.content.rotation but not x\.content\.scale"):
+        transforms_from_file(tmp_path / FILE_NAME)
+    save_file({"weight": torch.eye(2)}, tmp_path / FILE_NAME)
+    with pytest.raises(QuantMLAError, match="holds no transforms"):
+        transforms_from_file(tmp_path / FILE_NAME)
