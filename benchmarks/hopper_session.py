@@ -1,10 +1,10 @@
-"""First looks at the Hopper kernel on one GPU: is it right, how fast is each variant, what limits it.
+"""First looks at the Hopper kernel on one GPU: is it right, how fast are variants, what limits it.
 
     python benchmarks/hopper_session.py [--out FOLDER] [--seconds 170] [--only NAME ...]
 
 Compiles all variants in parallel, then a worker process checks and times them one by one; a worker
-that hangs or dies is replaced, and only the variant it was at is lost. Writes results.json, notes.md
-and, if there is time, ncu.txt. For compute-sanitizer: --check FOLDER TRIAL, with a small --pool.
+that hangs or dies is replaced, and only the variant it was at is lost. Writes results.json and
+notes.md and, if there is time, ncu.txt. For compute-sanitizer: --check FOLDER TRIAL, with a small --pool.
 """
 
 import argparse
@@ -53,12 +53,24 @@ EARLY_SCORES = (
     "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n"
     "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n  mma_wait<0>();\n  settle(s);\n"
     "  score_group(at, first, 0, acc[0]);\n",
-    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n  score_group(at, first, 0, acc[0]);\n"
+    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n"
+    "  score_group(at, first, 0, acc[0]);\n"
     "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n",
 )
 NO_MEAN = (
-    "  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));\n  mma_commit();\n}",
+    "  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));\n"
     "  mma_commit();\n}",
+    "  mma_commit();\n}",
+)
+# the cost of reading nibbles of values as subnormals, scales aside: 9 instructions instead of 11
+SUBNORMAL_VALUES = (
+    "  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);\n"
+    "  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);\n"
+    "  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);\n"
+    "  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);\n",
+    "  u32 y = x >> 8;\n"
+    "  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, scale, offset);\n"
+    "  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, scale, offset);\n",
 )
 
 TRIALS = (
@@ -93,6 +105,7 @@ TRIALS = (
     Trial("n32_wg2_st2", 32, 2, 2),
     Trial("n32_wg2_st3_early", 32, 2, 3, replace=(EARLY_SCORES,)),
     Trial("n16_no_mean", 16, 3, 2, replace=(NO_MEAN,), right=False),
+    Trial("n16_subnormal_values", 16, 3, 2, replace=(SUBNORMAL_VALUES,), right=False),
     Trial("n16_loads_only", 16, 3, 2, replace=(NO_SCORES, NO_SOFTMAX, NO_VALUES), right=False),
     Trial("n16_no_values", 16, 3, 2, replace=(NO_VALUES,), right=False),
     Trial("n16_no_scores", 16, 3, 2, replace=(NO_SCORES,), right=False),
@@ -410,7 +423,7 @@ def rows_of(folder: Path) -> list[dict]:
 
 
 def run_worker(folder: Path, names: list[str], deadline: float) -> list[str]:
-    """Runs the trials; returns those still to do when the worker ended, the one it was at left out."""
+    """Runs trials; returns those still to do when the worker ended, without the one it was at."""
     log = open(folder / "worker.log", "a")  # noqa: SIM115 - the worker's, as long as it runs
     process = subprocess.Popen(
         [sys.executable, __file__, "--work", str(folder), *names], stdout=log, stderr=log

@@ -3,13 +3,12 @@
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.arguments import make_arguments, make_buffers, shared_bytes
 from quantmla.kernels.cuda.build import Variant, defines
 from quantmla.kernels.cuda.launch import kernels, multiprocessors, run
-from quantmla.kernels.problem import DecodeQuery, Problem, Rows, Tokens
+from quantmla.kernels.problem import DecodeQuery, Problem
 from quantmla.mla.partial import Partial
 
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
@@ -62,11 +61,3 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
     buffers = make_buffers(query, num_splits, blocks, variant.columns)
     run(loaded, variant.threads, make_arguments(query, view, num_splits, buffers), view, blocks)
     return Partial(buffers.out_BSNR, buffers.lse_BSN)
-
-
-def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
-    raise NotImplementedError("the Hopper backend does not append")
-
-
-def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
-    raise NotImplementedError("the Hopper backend does not gather")
