@@ -4,7 +4,7 @@
 
 Compiles all variants in parallel, then a worker process checks and times them one by one; a worker
 that hangs or dies is replaced, and only the variant it was at is lost. Writes results.json and
-notes.md and, if there is time, ncu.txt. For compute-sanitizer: --check FOLDER TRIAL, with a small --pool.
+notes.md and, if there is time, ncu.txt. For compute-sanitizer: --check FOLDER TRIAL --pool 2048.
 """
 
 import argparse
@@ -398,6 +398,7 @@ def work(folder: Path, names: list[str]) -> None:
 
 def single(folder: Path, name: str, checks: bool) -> None:
     """Two calls of one trial, or its checks, for a profiler or a sanitizer."""
+    folder.mkdir(parents=True, exist_ok=True)
     worker = Worker(folder)
     trial = next(t for t in TRIALS if t.name == name)
     worker.use(trial.fmt)
@@ -446,7 +447,7 @@ def run_worker(folder: Path, names: list[str], deadline: float) -> list[str]:
 def after_failure(
     folder: Path, left: list[str], fallbacks: list[str]
 ) -> tuple[list[str], list[str]]:
-    """If TMA never worked, the trials without it come first, and hung ones of its kind are given up."""
+    """If nothing worked yet, fallbacks come first; if TMA hung, nothing with it is tried again."""
     rows, by_name = rows_of(folder), {t.name: t for t in TRIALS}
     good = [by_name[row["trial"]] for row in rows if row["kind"] == "checked" and row["good"]]
     if any(t.right for t in good) or not fallbacks:

@@ -36,7 +36,7 @@ def test_it_can():
         ({"operation": "append"}, "append"),
         ({"capability": (8, 0)}, "(8, 0)"),
         ({"capability": None, "platform": "cpu"}, "None"),
-        ({"fmt": parse_format("c8r8")}, "rope_bits 8"),
+        ({"fmt": parse_format("c8r8")}, "content_bits 8"),
         ({"fmt": parse_format("c3r4")}, "content_bits 3"),
         ({"fmt": parse_format("c4r4", group_size=32)}, "group_size 32"),
         ({"fmt": parse_format("c4r4", rope_bands=1)}, "rope_bands 1"),
