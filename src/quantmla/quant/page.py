@@ -45,6 +45,8 @@ def pack_pages(latent_JLR: Tensor, k_rope_JLE: Tensor, fmt: CacheFormat) -> Tens
     pages = torch.zeros(
         latent_JLR.shape[0], layout.page_bytes, dtype=torch.uint8, device=latent_JLR.device
     )
+    if not len(pages):
+        return pages
     scales, zeros = [], []
 
     if fmt.content_bits == 16:

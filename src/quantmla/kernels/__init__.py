@@ -1,0 +1,7 @@
+"""Append, decode and gather over packed pages, by backend; api.py is the door."""
+
+# In the order in which "auto" asks them. A backend module has why_not, decode, append and gather.
+BACKENDS = {
+    "triton": "quantmla.kernels.triton.backend",
+    "reference": "quantmla.kernels.reference",
+}

@@ -1,0 +1,1 @@
+"""Hopper decode kernels in CUDA C++, compiled at first use by NVRTC."""

@@ -1,0 +1,153 @@
+"""What the CUDA kernels are called with: `struct Arguments` of schedule.cuh.
+
+B sequences, S query tokens, N heads, R latent rank, E rope channels; P parts, H columns of a tile.
+"""
+
+import ctypes
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quantmla.cache.view import CacheView
+from quantmla.kernels.problem import DecodeQuery
+from quantmla.quant.layout import PageLayout
+
+ROUNDS = 8  # parts per thread block at most, unless the batch alone makes more; as in schedule.cuh
+_POINTERS = (
+    "pages",
+    "block_table",
+    "lengths",
+    "window_start",
+    "window_table",
+    "sink_pages",
+    "window",
+    "q_latent",
+    "q_rope",
+    "part_out",
+    "part_lse",
+    "part_of",
+    "out",
+    "lse",
+)
+_STRIDES = (
+    "page_stride",
+    "block_table_stride",
+    "window_page_stride",
+    "window_row_stride",
+    "window_table_stride",
+)
+_INTEGERS = (
+    "lengths_stride",
+    "start_stride",
+    "sink_stride",
+    "window_width",
+    "window_page_size",
+    "batch",
+    "query_len",
+    "heads",
+    "tiles",
+    "num_sinks",
+    "recent_window",
+    "num_splits",
+    "is_bf16",
+)
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of schedule.cuh."""
+
+    _fields_ = (
+        [(name, ctypes.c_void_p) for name in _POINTERS]
+        + [(name, ctypes.c_longlong) for name in _STRIDES]
+        + [("latent_stride", ctypes.c_longlong * 3), ("rope_stride", ctypes.c_longlong * 3)]
+        + [(name, ctypes.c_int) for name in _INTEGERS]
+        + [("scale_log2", ctypes.c_float)]
+    )
+
+
+class Buffers(NamedTuple):
+    """What a call writes; the parts are scratch."""
+
+    part_out_PHR: Tensor  # float32
+    part_lse_PH: Tensor  # float32, base 2
+    part_of: Tensor  # int32
+    out_BSNR: Tensor
+    lse_BSN: Tensor  # float32
+
+
+def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:
+    """Room for as many parts as any lengths can give, with tiles of `columns` columns."""
+    q = query.latent_BSNR
+    batch, query_len, heads, rank = q.shape
+    tiles = -(-query_len * heads // columns)
+    own = max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
+    parts = own + batch * tiles
+    device, f32 = q.device, torch.float32
+    return Buffers(
+        torch.empty(parts, columns, rank, device=device, dtype=f32),
+        torch.empty(parts, columns, device=device, dtype=f32),
+        torch.empty(2 * batch + 1, device=device, dtype=torch.int32),
+        torch.empty_like(q, memory_format=torch.contiguous_format),
+        torch.empty(batch, query_len, heads, device=device, dtype=f32),
+    )
+
+
+def make_arguments(
+    query: DecodeQuery, view: CacheView, num_splits: int | None, buffers: Buffers
+) -> Arguments:
+    q, q_rope, start = query.latent_BSNR, query.rope_BSNE, view.window_start_B
+    window, columns = view.window_pages_JMC, buffers.part_lse_PH.shape[1]
+    batch, query_len, heads, _ = q.shape
+    tensors = (
+        view.pages_JY,
+        view.block_table_BJ,
+        view.lengths_B,
+        start,
+        view.window_table_BW,
+        view.sink_pages_B,
+        window,
+        q,
+        q_rope,
+        *buffers,
+    )
+    pointers = [None if x is None else x.data_ptr() for x in tensors]
+    strides = (
+        view.pages_JY.stride(0),
+        view.block_table_BJ.stride(0),
+        window.stride(0),
+        window.stride(1),
+        view.window_table_BW.stride(0),
+    )
+    integers = (
+        view.lengths_B.stride(0),
+        0 if start is None else start.stride(0),
+        view.sink_pages_B.stride(0),
+        view.window_table_BW.shape[1],
+        view.window_page_size,
+        batch,
+        query_len,
+        heads,
+        -(-query_len * heads // columns),
+        view.fmt.num_sink_tokens,
+        view.fmt.recent_window,
+        num_splits or 0,
+        int(q.dtype == torch.bfloat16),
+    )
+    return Arguments(
+        *pointers,
+        *strides,
+        (ctypes.c_longlong * 3)(*q.stride()[:3]),
+        (ctypes.c_longlong * 3)(*q_rope.stride()[:3]),
+        *integers,
+        query.softmax_scale / math.log(2),
+    )
+
+
+def shared_bytes(columns: int, warpgroups: int, stages: int, layout: PageLayout) -> int:
+    """SHARED_BYTES of tile.cuh."""
+    tile = 32 * columns
+    prepared = 2128 if layout.content_row_bytes == 256 else 2640
+    metadata = 4 * prepared + columns * 32 + 768 + stages * 16 + 32
+    return 41 * tile + columns * 8 + warpgroups * (stages * layout.page_bytes + 8 * tile + metadata)

@@ -1,0 +1,63 @@
+"""The Hopper backend: decode over packed pages in CUDA C++; it does not append or gather."""
+
+from importlib.util import find_spec
+
+import torch
+
+from quantmla.cache.view import CacheView
+from quantmla.kernels.cuda.arguments import make_arguments, make_buffers, shared_bytes
+from quantmla.kernels.cuda.build import Variant, defines
+from quantmla.kernels.cuda.launch import kernels, multiprocessors, run
+from quantmla.kernels.problem import DecodeQuery, Problem
+from quantmla.mla.partial import Partial
+
+NARROW = Variant(columns=16, warpgroups=3, stages=2)
+WIDE = Variant(columns=32, warpgroups=2, stages=3)
+
+
+def why_not(problem: Problem) -> str | None:
+    """The first thing in the way."""
+    fmt = problem.fmt
+    if problem.operation != "decode":
+        return f"the Hopper kernels decode only, they have no {problem.operation}"
+    if problem.capability != (9, 0):
+        return f"the Hopper kernels need compute capability (9, 0), not {problem.capability}"
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return "the package cuda-bindings is not installed"
+    wanted = {
+        "rope_bits": (fmt.rope_bits, 4),
+        "group_size": (fmt.group_size, 64),
+        "rope_bands": (fmt.rope_bands, 2),
+        "rope_centring": (fmt.rope_centring, "page"),
+        "range_rule": (fmt.range_rule, "hold_zero"),
+        "page_size": (fmt.page_size, 64),
+        "kv_lora_rank": (problem.kv_lora_rank, 512),
+        "qk_rope_head_dim": (problem.qk_rope_head_dim, 64),
+    }
+    if fmt.content_bits not in (2, 4):
+        return f"content_bits {fmt.content_bits} is neither 2 nor 4"
+    for name, (have, want) in wanted.items():
+        if have != want:
+            return f"{name} {have!r} is not {want!r}"
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"query dtype {problem.dtype} is neither torch.bfloat16 nor torch.float16"
+    return None
+
+
+def variant_for(rows: int) -> Variant:
+    """Kernel for so many rows (heads x query length)."""
+    return NARROW if rows <= NARROW.columns else WIDE
+
+
+def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
+    """Two launches: all parts of all sequences, then their combination."""
+    device = view.pages_JY.device
+    _, query_len, heads, _ = query.latent_BSNR.shape
+    layout = view.layout
+    variant = variant_for(query_len * heads)
+    shared = shared_bytes(variant.columns, variant.warpgroups, variant.stages, layout)
+    loaded = kernels(defines(variant, layout), shared, device)
+    blocks = multiprocessors(device)
+    buffers = make_buffers(query, num_splits, blocks, variant.columns)
+    run(loaded, variant.threads, make_arguments(query, view, num_splits, buffers), view, blocks)
+    return Partial(buffers.out_BSNR, buffers.lse_BSN)

@@ -1,0 +1,101 @@
+"""CUDA C++ to machine code: the kernels' sources, their compile-time constants, and NVRTC."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quantmla.errors import QuantMLAError
+
+if TYPE_CHECKING:  # a process that only compiles does not wait for torch
+    from quantmla.quant.layout import PageLayout
+
+SOURCES = (
+    "device.cuh",
+    "schedule.cuh",
+    "tile.cuh",
+    "pages.cuh",
+    "content{bits}.cuh",
+    "query.cuh",
+    "window.cuh",
+    "softmax.cuh",
+    "result.cuh",
+    "decode.cu",
+)
+ARCHITECTURE = "sm_90a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Compile-time choices of one kernel; speed alone depends on them."""
+
+    columns: int  # heads x query length of a tile: 16 or 32
+    warpgroups: int
+    stages: int  # pages in flight or in use, for each warpgroup
+    tma: bool = True  # pages come by the tensor memory accelerator, else by cp.async
+    defines: tuple[str, ...] = ()
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128
+
+
+def source(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
+
+
+def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
+    """Macros of a variant, and of the page's bytes, as compiler options."""
+    values = {
+        "CONTENT_BITS": layout.content_row_bytes // 64,
+        "HEADS": variant.columns,
+        "WARPGROUPS": variant.warpgroups,
+        "STAGES": variant.stages,
+        "TMA": int(variant.tma),
+        "PAGE_BYTES": layout.page_bytes,
+        "AT_ROPE": layout.rope.start,
+        "AT_SCALES": layout.scales.start,
+        "AT_ZEROS": layout.zero_points.start,
+        "AT_MEAN": layout.mean.start,
+    }
+    own = tuple(f"-D{name}={value}" for name, value in values.items())
+    return own + tuple(f"-D{name}" for name in variant.defines)
+
+
+def text(macros: tuple[str, ...]) -> str:
+    """All sources as one translation unit, for the content's bits."""
+    (bits,) = (macro.removeprefix("-DCONTENT_BITS=") for macro in macros if "CONTENT_BITS" in macro)
+    return "\n".join(source(name.format(bits=bits)) for name in SOURCES).replace("#pragma once", "")
+
+
+@cache
+def cubin(macros: tuple[str, ...]) -> bytes:
+    """Machine code for Hopper of what `defines` describes; needs no GPU."""
+    return compile_text(text(macros), macros)
+
+
+def compile_text(code: str, macros: tuple[str, ...]) -> bytes:
+    from cuda.bindings import nvrtc  # type: ignore[import-untyped]
+
+    options = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", *macros]
+    error, program = nvrtc.nvrtcCreateProgram(code.encode(), b"decode.cu", 0, None, None)
+    _check(error)
+    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    if failed != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise QuantMLAError(
+            f"NVRTC cannot compile the Hopper kernel: {log.decode(errors='replace')}"
+        )
+    error, size = nvrtc.nvrtcGetCUBINSize(program)
+    _check(error)
+    image: bytes = b" " * size
+    _check(nvrtc.nvrtcGetCUBIN(program, image)[0])
+    nvrtc.nvrtcDestroyProgram(program)
+    return image
+
+
+def _check(error: object) -> None:
+    if getattr(error, "value", error) != 0:
+        raise QuantMLAError(f"NVRTC failed: {error}")

@@ -1,0 +1,184 @@
+// Decode attention over packed pages (4-bit content and rope, page-centred) for Hopper.
+//
+// Tokens lie on the rows of the MMA and heads on its columns, so few heads waste nothing. A packed
+// 16-bit word holds 4 channels of one token, one per nibble: ldmatrix of the packed page gives, after
+// masking, the operand of 4 products K_i Q_i^T; ldmatrix.trans of the same bytes gives V_i^T. Nothing
+// dequantised is ever written to memory.
+//
+// Scores: nibbles are masked in place and read as subnormal float16 numbers, n * 2^-24 (n * 2^-20 for
+// the upper one, which the query makes good), exactly. A 64-channel group is one step of k per nibble
+// plane, so its scale multiplies the fp32 result. Zero points are one more product: -scale * zero
+// against the query's sums per group. So is the page's mean rope key.
+// Values: 64 + n in float16 by one OR, then one FMA: scale * (64 + n) - scale * (64 + zero).
+//
+// The running maximum is raised only when a probability would pass 2^14, which one barrier finds out
+// with the warps' probabilities; otherwise nothing is rescaled.
+//
+// Each warpgroup takes every WARPGROUPS-th page of a part, and keeps its own maximum, sum and output;
+// they are merged at the part's end. Compile-time constants: HEADS (16 or 32, columns of a tile),
+// WARPGROUPS, STAGES, TMA, and the page's offsets, which quant/layout.py decides.
+
+DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
+  for (u32 n = thread_index() / 32; n < HEADS; n += THREADS / 32) store_query_row(p, at, b, n, tile * HEADS + n);
+  fence_async_proxy();
+  sync_block();
+  u32 n = thread_index() % 128;
+  if (n < HEADS) sts64(at.bound + n * 8, V2{lds32(SHARED_BASE + AT_FACTOR + n * 4), as_bits(LOWEST)});
+  sync_named(1 + at.group, 128);
+}
+
+DEVICE void start_block(const Place& at) {
+  u32 t = thread_index();
+  if (t < WARPGROUPS * STAGES) {
+    barrier_init(SHARED_BASE + AT_BARRIER + t * 8, TMA ? 1 : 32);
+    sts32(SHARED_BASE + AT_COUNT + t * 8, 0);
+  }
+  barrier_fence_init();
+  // never written again: rows 10 to 15 of the zero points, and of the sums
+  for (u32 i = at.lane; i < 6 * 12; i += 32) sts32(at.prepared + SCORE_ZEROS + 480 + i * 4, 0);
+  for (u32 i = t; i < TILE / 4; i += THREADS) sts32(SHARED_BASE + AT_QUERY + SUMS_TILE * TILE + i * 4, 0);
+  fence_async_proxy();
+  sync_block();
+}
+
+DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+#pragma unroll
+  for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] = 0;
+#pragma unroll
+  for (int i = 0; i < HEADS / 4; i++) l[i] = 0;
+}
+
+// One part of a sequence's pages; `turn` counts the pages that this warpgroup has read.
+DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& at, const Item& item, int tile, u32& turn) {
+  int b = item.sequence, all = num_pages(p, b);
+  int last = (i64)all * (item.part + 1) / item.parts, page = (i64)all * item.part / item.parts + at.group;
+  const int* table = p.block_table + b * p.block_table_stride;
+  if (at.warp == 0)
+    for (u32 i = 0; i < STAGES; i++)
+      if (page + (int)i * WARPGROUPS < last) load_page(p, map, at, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
+  start_item(p, at, b, tile);
+
+  float o[2][4][H2], s[H2], l[HEADS / 4];
+  clear(o, l);
+  int sinks = p.sink_pages[(i64)b * p.sink_stride] >= 0 ? p.num_sinks : 0;
+#ifdef MEANS_AHEAD
+  u32 ahead = 0;  // pages of this part
+#endif
+  for (; page < last; page += WARPGROUPS, turn++) {
+    u32 slot = turn % STAGES, stage = SHARED_BASE + (at.group * STAGES + slot) * PAGE_BYTES;
+    int later = page + STAGES * WARPGROUPS, number = later < last ? table[later] : -1;
+    barrier_wait(SHARED_BASE + AT_BARRIER + (at.group * STAGES + slot) * 8, turn / STAGES % 2);
+#ifdef MEANS_AHEAD
+    if (ahead % 64 == 0) multiply_means(p, at, table, page, last);
+    u32 means = SHARED_BASE + AT_MEANS + at.group * 256 * HEADS + ahead++ % 64 * HEADS * 4 + at.pair * 8;
+#else
+    u32 means = stage;
+#endif
+    score_page(at, stage, means, s);
+    if (page * PAGE_SIZE < sinks) {  // these are read in bf16
+      int token = page * PAGE_SIZE + at.warp * 16 + at.row;
+#pragma unroll
+      for (int i = 0; i < H2; i++)
+        if (token + (i & 2 ? 8 : 0) < sinks) s[i] = -INFINITE;
+    }
+    softmax(at, turn % 2, s, o, l);
+    value_page(at, stage, turn % 2, o);
+    sync_warp();
+    u32 others = at.lane == 0 ? count_arrival(SHARED_BASE + AT_COUNT + (at.group * STAGES + slot) * 8, 3) : 0;
+    if (later < last && uniform(others) == 3) load_page(p, map, at, slot, number);
+  }
+  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, false}, o, l);
+}
+
+// The part of a sequence that is in bf16: the window, and the sinks.
+DEVICE void attend_window(const Arguments& p, const Place& at, int b, int tile, int all_parts, int own_parts) {
+  Window w = find_window(p, b);
+  if (w.length <= 0) return;
+  prefetch_rows(p, w, b);
+  start_item(p, at, b, tile);
+  float o[2][4][H2], s[H2], l[HEADS / 4];
+  clear(o, l);
+  for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
+    find_rows(p, at, w, b, block);
+    score_rows(at, s);
+    u32 buffer = block / WARPGROUPS % 2;
+    softmax(at, buffer, s, o, l);
+    value_rows(at, buffer, o);
+  }
+  finish(p, at, Output{b, tile, (i64)(all_parts + b) * p.tiles + tile, own_parts == 0}, o, l);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    decode(const __grid_constant__ Arguments p, const __grid_constant__ TensorMap map) {
+  Place at;
+  find_place(at);
+  check_shared_base();
+  start_block(at);
+  wait_for_previous_kernel();
+
+  int blocks = block_count(), chunk = choose_chunk(p, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
+  int all_parts = total_parts(p, chunk), items = all_parts * p.tiles, windows = p.batch * p.tiles;
+  if (block_index() == 0 && thread_index() == 0) p.part_of[2 * p.batch] = all_parts;
+  // blocks without a part in the last round take the windows, several each if need be
+  int idle = blocks - items % blocks, each = max(min((windows + idle - 1) / idle, chunk / WINDOW_PAGES), 1);
+  u32 turn = 0;
+  for (int k = block_index(); k < items; k += blocks) {
+    Item item;
+    find_item(p, k / p.tiles, chunk, item);
+    if (item.part == 0 && thread_index() == 0) p.part_of[2 * item.sequence] = item.first;
+    attend_pages(p, &map, at, item, k % p.tiles, turn);
+  }
+  // the first window of this block: the last round of parts goes on with windows
+  int first = ((int)block_index() - items % blocks + blocks) % blocks;
+  for (int k = first * each; k < windows; k += blocks * each)
+    for (int w = k; w < min(k + each, windows); w++) {
+      int b = w / p.tiles, own = parts(p, num_pages(p, b), chunk);
+      if (thread_index() == 0) p.part_of[2 * b + 1] = own;
+      attend_window(p, at, b, w % p.tiles, all_parts, own);
+    }
+  release_next_kernel();
+}
+
+// One row of the output from the parts of its sequence; blocks [batch * rows, 4], 128 threads.
+extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Arguments p) {
+  wait_for_previous_kernel();
+  u32 base = SHARED_BASE, lane = thread_index() % 32, warp = thread_index() / 32;
+  int rows = p.query_len * p.heads, b = block_index() / rows, row = block_index() % rows;
+  int channel = block_index_y() * 128 + lane * 4;
+  u16* out = p.out + (i64)block_index() * LATENT + channel;
+  if (p.lengths[(i64)b * p.lengths_stride] <= 0) {
+    if (warp == 0) *(V2*)out = V2{0, 0};
+    if (thread_index() == 0) p.lse[block_index()] = -INFINITE;
+    return;
+  }
+  int pages = p.part_of[2 * b + 1], count = pages + 1;
+  if (pages == 0) return;
+  int first = p.part_of[2 * b], window = p.part_of[2 * p.batch] + b, tile = row / HEADS, n = row % HEADS;
+  // element [part][n] of the sequence's tile: its pages, then its window
+  auto at = [&](int i) { return ((i64)(i < pages ? first + i : window) * p.tiles + tile) * HEADS + n; };
+  float most = LOWEST, sum = 0;
+  for (int i = lane; i < count; i += 32) most = fmaxf(most, p.part_lse[at(i)]);
+  for (int mask = 16; mask; mask >>= 1) most = fmaxf(most, shuffle_xor(most, mask));
+  for (int i = lane; i < count; i += 32) sum += exp2_fast(p.part_lse[at(i)] - most);
+  for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
+  float x0 = 0, x1 = 0, x2 = 0, x3 = 0;
+#pragma unroll 4
+  for (int i = warp; i < count; i += 4) {
+    float weight = exp2_fast(p.part_lse[at(i)] - most);
+    V4 x = *(const V4*)(p.part_out + at(i) * LATENT + channel);
+    x0 += weight * as_float(x.x), x1 += weight * as_float(x.y);
+    x2 += weight * as_float(x.z), x3 += weight * as_float(x.w);
+  }
+  sts128(base + thread_index() * 16, V4{as_bits(x0), as_bits(x1), as_bits(x2), as_bits(x3)});
+  sync_block();
+  if (warp > 0) return;
+  for (int w = 1; w < 4; w++) {
+    V4 x = lds128(base + (w * 32 + lane) * 16);
+    x0 += as_float(x.x), x1 += as_float(x.y), x2 += as_float(x.z), x3 += as_float(x.w);
+  }
+  float inverse = sum == 0 ? 0 : 1 / sum;
+  x0 *= inverse, x1 *= inverse, x2 *= inverse, x3 *= inverse;
+  *(V2*)out = p.is_bf16 ? V2{pack_bf162(x0, x1), pack_bf162(x2, x3)} : V2{pack_half2(x0, x1), pack_half2(x2, x3)};
+  if (lane == 0 && block_index_y() == 0)
+    p.lse[block_index()] = sum == 0 ? -INFINITE : (most + log2_fast(sum)) * 0.6931471805599453f;
+}

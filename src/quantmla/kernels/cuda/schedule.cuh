@@ -1,0 +1,120 @@
+// Which thread block computes what: the pages of every sequence are cut into equal parts of at most
+// `chunk`, and its bf16 rows are one more part. The chunk depends on the batch as a set, so a permuted
+// batch gives the same parts, and the same bits.
+
+#define PAGE_SIZE 64
+#define WINDOW_PAGES 6  // what a sequence's bf16 rows cost
+#define LEAST_CHUNK 6
+#define ITEM_COST 4  // pages: start, merge and partial results of one part
+#define ROUNDS 8     // parts per thread block that are considered
+
+struct Arguments {
+  const u8* pages;
+  const int* block_table;
+  const int* lengths;
+  const int* window_start;  // may be null
+  const int* window_table;
+  const int* sink_pages;
+  const u16* window;
+  const u16* q_latent;
+  const u16* q_rope;
+  float* part_out;   // [part, tile][HEADS][LATENT]
+  float* part_lse;   // [part, tile][HEADS], base 2
+  int* part_of;      // per sequence: first part of its pages, their number; then that of all
+  u16* out;          // [batch, query_len, heads][LATENT]
+  float* lse;        // [batch, query_len, heads], natural
+  i64 page_stride;   // bytes
+  i64 block_table_stride;
+  i64 window_page_stride, window_row_stride;  // elements
+  i64 window_table_stride;
+  i64 latent_stride[3], rope_stride[3];  // batch, query, head
+  int lengths_stride, start_stride, sink_stride;
+  int window_width, window_page_size;
+  int batch, query_len, heads, tiles;
+  int num_sinks, recent_window, num_splits;  // num_splits 0: chosen here
+  int is_bf16;                               // dtype of query and output: bf16, else fp16
+  float scale_log2;                          // softmax scale / ln 2
+};
+
+struct Item {
+  int sequence, part, parts, first;  // `first`: number of the sequence's first part
+};
+
+DEVICE int packed_length(const Arguments& p, int b) {
+  int length = p.lengths[(i64)b * p.lengths_stride];
+  int packed = max(length - p.recent_window, 0) / PAGE_SIZE * PAGE_SIZE;
+  if (p.window_start) packed = max(packed, p.window_start[(i64)b * p.start_stride]);
+  return min(packed, length / PAGE_SIZE * PAGE_SIZE);
+}
+
+DEVICE int num_pages(const Arguments& p, int b) { return packed_length(p, b) / PAGE_SIZE; }
+
+DEVICE int parts(const Arguments& p, int n, int chunk) {
+  return p.num_splits > 0 ? min(p.num_splits, n) : (n + chunk - 1) / chunk;
+}
+
+// The chunk that ends soonest; all threads call it and get the same. `scratch`: 2 words a warp.
+DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
+  int lane = thread_index() & 31, warp = thread_index() >> 5;
+  if (p.num_splits > 0) return 1;
+  int total = 0, most = 0, filled = 0;
+  for (int b = lane; b < p.batch; b += 32) {
+    int n = num_pages(p, b);
+    total += n, most = max(most, n), filled += n > 0;
+  }
+  for (int mask = 16; mask; mask >>= 1) {
+    total += shuffle_xor(total, mask), filled += shuffle_xor(filled, mask);
+    most = max(most, shuffle_xor(most, mask));
+  }
+  int best = 0x7fffffff, chosen = max(most, 1);
+  for (int rounds = warp + 1; rounds <= ROUNDS; rounds += warps) {
+    int places = rounds * (int)block_count() / p.tiles;
+    if (places < filled || places == 0) continue;
+    int low = (total + places - 1) / places;
+    int high = places > filled ? min(most, total / (places - filled) + 1) : most;
+    int chunk = max(low + ((high - low) * lane + 30) / 31, 1);
+    int count = 0;
+    for (int b = 0; b < p.batch; b++) count += (num_pages(p, b) + chunk - 1) / chunk;
+    u32 fits = vote(count <= places);
+    if (!fits) continue;
+    chunk = max(shuffle(chunk, first_set(fits)), LEAST_CHUNK);
+    int cost = rounds * (chunk + ITEM_COST);
+    if (cost < best) best = cost, chosen = chunk;
+  }
+  if (lane == 0) sts32(scratch + warp * 8, best), sts32(scratch + warp * 8 + 4, chosen);
+  sync_block();
+  for (u32 w = 0; w < warps; w++) {
+    int cost = lds32(scratch + w * 8), chunk = lds32(scratch + w * 8 + 4);
+    if (cost < best || (cost == best && chunk < chosen)) best = cost, chosen = chunk;
+  }
+  return chosen;
+}
+
+DEVICE int total_parts(const Arguments& p, int chunk) {
+  int total = 0;
+  for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, num_pages(p, b), chunk);
+  for (int mask = 16; mask; mask >>= 1) total += shuffle_xor(total, mask);
+  return total;
+}
+
+// Part number `index` of the whole batch; every warp looks for itself.
+DEVICE void find_item(const Arguments& p, int index, int chunk, Item& item) {
+  int lane = thread_index() & 31, before = 0;
+  for (int b0 = 0; b0 < p.batch; b0 += 32) {
+    int b = b0 + lane, own = b < p.batch ? parts(p, num_pages(p, b), chunk) : 0, upto = own;
+    for (int delta = 1; delta < 32; delta <<= 1) {
+      int left = shuffle_up(upto, delta);
+      if (lane >= delta) upto += left;
+    }
+    u32 past = vote(before + upto > index);
+    if (past) {
+      int who = first_set(past);
+      item.sequence = b0 + who;
+      item.parts = shuffle(own, who);
+      item.first = before + shuffle(upto, who) - item.parts;
+      item.part = index - item.first;
+      return;
+    }
+    before += shuffle(upto, 31);
+  }
+}

@@ -1,0 +1,80 @@
+// Probabilities under a maximum that is seldom raised.
+
+DEVICE V4 bound(const Place& at, int j) { return lds128(at.bound + (j * 8 + at.pair * 2) * 8); }
+
+// Probabilities 2^(s * factor - maximum) of this thread's rows, to e, and as float16 to p.
+DEVICE u32 probabilities(const Place& at, const float (&s)[H2], float (&e)[H2], u32 (&p)[H2 / 2]) {
+  u32 most = 0;
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    V4 b = bound(at, j);
+    float f0 = as_float(b.x), m0 = as_float(b.y), f1 = as_float(b.z), m1 = as_float(b.w);
+    e[4 * j] = exp2_fast(s[4 * j] * f0 - m0), e[4 * j + 1] = exp2_fast(s[4 * j + 1] * f1 - m1);
+    e[4 * j + 2] = exp2_fast(s[4 * j + 2] * f0 - m0), e[4 * j + 3] = exp2_fast(s[4 * j + 3] * f1 - m1);
+    p[2 * j] = pack_half2(e[4 * j], e[4 * j + 1]), p[2 * j + 1] = pack_half2(e[4 * j + 2], e[4 * j + 3]);
+    most = hmax2(most, hmax2(p[2 * j], p[2 * j + 1]));
+  }
+  return max(most & 0xffff, most >> 16);
+}
+
+DEVICE void store_probabilities(const Place& at, u32 buffer, const u32 (&p)[H2 / 2]) {
+  // 8x8 blocks of the B operands [token][head]: rows of 8 tokens of one head
+#pragma unroll
+  for (int j = 0; j < HEADS / 16; j++)
+    stmatrix_transposed(at.p_store + buffer * 4 * TILE + j * 256, V4{p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]});
+  fence_async_proxy();
+}
+
+DEVICE float warp_rows_max(float x) {
+  x = fmaxf(x, shuffle_xor(x, 4)), x = fmaxf(x, shuffle_xor(x, 8));
+  return fmaxf(x, shuffle_xor(x, 16));
+}
+
+// The rare case: raises the maximum, and scales what has been summed under the old one.
+DEVICE void raise_bounds(const Place& at, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+  u32 reduce = SHARED_BASE + AT_REDUCE + at.group * HEADS * 16, bar = 1 + at.group;
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    V4 b = bound(at, j);
+    float x = warp_rows_max(fmaxf(s[4 * j], s[4 * j + 2]) * as_float(b.x));
+    float y = warp_rows_max(fmaxf(s[4 * j + 1], s[4 * j + 3]) * as_float(b.z));
+    u32 to = reduce + (at.warp * HEADS + j * 8 + at.pair * 2) * 4;
+    if (at.lane < 4) sts_float(to, x), sts_float(to + 4, y);
+  }
+  sync_named(bar, 128);
+  u32 n = thread_index() % 128;
+  float old = 0, raised = 0;
+  if (n < HEADS) {
+    old = lds_float(at.bound + n * 8 + 4), raised = old;
+    for (int w = 0; w < 4; w++) raised = fmaxf(raised, lds_float(reduce + (w * HEADS + n) * 4) - RAISE_ABOVE);
+    sts_float(at.bound + n * 8 + 4, raised);
+  }
+  sync_named(bar, 128);
+  if (n < HEADS) sts_float(reduce + n * 4, exp2_fast(old - raised));
+  sync_named(bar, 128);
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    float f0 = lds_float(reduce + (j * 8 + at.pair * 2) * 4), f1 = lds_float(reduce + (j * 8 + at.pair * 2) * 4 + 4);
+    l[2 * j] *= f0, l[2 * j + 1] *= f1;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      float(&block)[H2] = o[i / 4][i % 4];
+      block[4 * j] *= f0, block[4 * j + 1] *= f1, block[4 * j + 2] *= f0, block[4 * j + 3] *= f1;
+    }
+  }
+}
+
+DEVICE void softmax(const Place& at, u32 buffer, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+  float e[H2];
+  u32 p[H2 / 2];
+  u32 most = probabilities(at, s, e, p);
+  store_probabilities(at, buffer, p);
+  if (uniform(any_named(1 + at.group, 128, most > MOST_HALF))) {
+    raise_bounds(at, s, o, l);
+    probabilities(at, s, e, p);
+    store_probabilities(at, buffer, p);
+    sync_named(1 + at.group, 128);
+  }
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) l[2 * j] += e[4 * j] + e[4 * j + 2], l[2 * j + 1] += e[4 * j + 1] + e[4 * j + 3];
+}

@@ -1,0 +1,108 @@
+// Rows in bf16: the window and the sinks. Operands come straight from global memory.
+
+struct Row {
+  u64 address;  // 0: there is none
+  int token;
+};
+
+struct Window {  // of a sequence: tokens from `start` on, then the sinks
+  int start, length, sinks, sink_page;
+};
+
+DEVICE Window find_window(const Arguments& p, int b) {
+  Window w;
+  w.length = p.lengths[(i64)b * p.lengths_stride], w.sink_page = p.sink_pages[(i64)b * p.sink_stride];
+  w.sinks = w.sink_page >= 0 ? min(p.num_sinks, w.length) : 0;
+  w.start = max(packed_length(p, b), w.sinks);
+  return w;
+}
+
+DEVICE Row find_row(const Arguments& p, const Window& w, int b, int i) {
+  int recent = w.length - w.start, token = i < recent ? w.start + i : i - recent;
+  if (i >= recent + w.sinks) return Row{0, 0x7fffffff};
+  i64 page = w.sink_page, within = token;
+  if (i < recent) {
+    page = p.window_table[b * p.window_table_stride + token / p.window_page_size % p.window_width];
+    within = token % p.window_page_size;
+  }
+  return Row{(u64)(p.window + page * p.window_page_stride + within * p.window_row_stride), token};
+}
+
+// All rows on their way to L2, while the query is being prepared.
+DEVICE void prefetch_rows(const Arguments& p, const Window& w, int b) {
+  const int lines = (LATENT + ROPE) * 2 / 128;
+  int rows = w.length - w.start + w.sinks;
+  for (int i = thread_index(); i < rows * lines; i += THREADS) prefetch(find_row(p, w, b, i / lines).address + i % lines * 128);
+}
+
+// Addresses and tokens of rows 64 block to 64 block + 63.
+DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
+  u32 i = thread_index() % 128;
+  sync_named(1 + at.group, 128);  // the block before has been read
+  if (i < 64) {
+    Row row = find_row(p, w, b, block * 64 + i);
+    sts64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
+    sts32(SHARED_BASE + AT_TOKENS + at.group * 256 + i * 4, row.token);
+  }
+  sync_named(1 + at.group, 128);
+}
+
+DEVICE void score_rows(const Place& at, float (&s)[H2]) {
+  float odd[H2];
+  u64 upper = row_address(at, at.warp * 16 + at.row), lower = row_address(at, at.warp * 16 + at.row + 8);
+#pragma unroll
+  for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
+  score_content_rows(at, upper, lower, s, odd);
+#pragma unroll
+  for (int i = 0; i < H2; i++) s[i] += 16.0f * odd[i];  // their query carries 1/16
+  u32 x[4][4], a[4][4];
+#pragma unroll
+  for (int i = 0; i < 16; i++)
+    x[i / 4][i % 4] = global_4(i % 2 ? lower : upper, LATENT + i / 4 * 16 + i / 2 % 2 * 8 + at.pair * 2);
+#pragma unroll
+  for (int i = 0; i < 16; i++) a[i / 4][i % 4] = halves(x[i / 4][i % 4] << 16, x[i / 4][i % 4]);
+  settle(s);
+  mma_fence(a);
+#pragma unroll
+  for (int k = 0; k < 4; k++) mma<1>(s, a[k], query_tile(MEAN_TILE + k));
+  mma_commit();
+  mma_wait<0>();
+  settle(s);
+  u32 tokens = SHARED_BASE + AT_TOKENS + at.group * 256 + (at.warp * 16 + at.row) * 4;
+  int first = lds32(tokens), second = lds32(tokens + 32);
+#pragma unroll
+  for (int i = 0; i < H2; i++) {
+    int limit = lds32(SHARED_BASE + AT_LIMIT + (i / 4 * 8 + at.pair * 2 + i % 2) * 4);
+    if ((i & 2 ? second : first) > limit) s[i] = -INFINITE;
+  }
+}
+
+DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
+  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
+#pragma unroll 1
+  for (u32 k = 0; k < 4; k++) {
+    V2 x[2][4][2];  // half, word + 8 (i % 2) and tokens + 8 (i / 2), token
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int token = 0; token < 2; token++) {
+        u64 row = row_address(at, k * 16 + at.pair * 2 + i / 2 * 8 + token);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          x[half][i][token] = global_8(row, output_channel(at.warp * 16 + at.row + i % 2 * 8, half));
+      }
+    u32 v[2][4][4];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      V2 first = x[i / 4][i % 4][0], second = x[i / 4][i % 4][1];
+      u32(&to)[4][4] = v[i / 4];
+      to[0][i % 4] = halves(first.x << 16, second.x << 16), to[1][i % 4] = halves(first.x, second.x);
+      to[2][i % 4] = halves(first.y << 16, second.y << 16), to[3][i % 4] = halves(first.y, second.y);
+    }
+    settle_output(o);
+    add_values(o[0], v[0], probability, k);
+    add_values(o[1], v[1], probability, k);
+    mma_wait<0>();
+    settle_output(o);
+  }
+}

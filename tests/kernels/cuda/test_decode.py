@@ -1,0 +1,134 @@
+"""The Hopper kernels, run on a CPU by an emulator, against the reference in float64."""
+
+import ctypes
+import dataclasses
+
+import pytest
+import torch
+from emulation import RANK, emulate, library, random_case
+from torch import Tensor
+
+from quantmla.cache.view import CacheView
+from quantmla.kernels import reference
+from quantmla.kernels.cuda.arguments import Arguments, shared_bytes
+from quantmla.kernels.cuda.build import Variant
+from quantmla.kernels.problem import DecodeQuery, Tokens
+from quantmla.mla.attention import causal_mask
+from quantmla.quant.format import parse_format
+
+C4, C2 = parse_format("c4r4"), parse_format("c2r4")
+NARROW = Variant(columns=16, warpgroups=3, stages=2)
+COPIES = Variant(columns=16, warpgroups=1, stages=2, tma=False)
+WIDE = Variant(columns=32, warpgroups=2, stages=3)
+
+
+def _relative(out: Tensor, exact: Tensor) -> float:
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+def _exact(query: DecodeQuery, view: CacheView):
+    latent, rope, scale = query
+    return reference.decode(DecodeQuery(latent.double(), rope.double(), scale), view)
+
+
+def _tolerance(query: DecodeQuery, view: CacheView, exact: Tensor) -> float:
+    """Twice the error of eager bf16, and four standard deviations of the values' one-FMA rounding.
+
+    scale * (M + zero), M + zero < 80, is rounded to float16: an error uniform within 2^-11 of it,
+    the same for the channels of a group and independent for tokens.
+    """
+    q = torch.cat((query.latent_BSNR, query.rope_BSNE), dim=-1)
+    eager, fma = torch.zeros_like(exact), 0.0
+    largest_scale = float(
+        view.pages_JY[:, view.layout.scales].contiguous().view(torch.float16).max()
+    )
+    for b, length in enumerate(view.lengths_B.tolist()):
+        position = torch.arange(length)
+        k = reference.read_rows(Tokens(torch.full_like(position, b), position), view).bfloat16()
+        scores = torch.einsum("snc,tc->snt", q[b].float(), k.float()) * query.softmax_scale
+        p = torch.softmax(
+            scores.masked_fill(~causal_mask(q.shape[1], length, q.device)[:, None], -torch.inf), -1
+        )
+        eager[b] = (p.bfloat16().float() @ k[:, :RANK].float()).bfloat16().nan_to_num(0)
+        fma += (
+            float((p**2).nan_to_num(0).sum()) * RANK * (80 * 2**-11 / 3**0.5 * largest_scale) ** 2
+        )
+    return 2 * _relative(eager, exact) + 4 * fma**0.5 / float(exact.norm())
+
+
+@pytest.mark.parametrize(
+    ("fmt", "variant", "lengths", "rows", "splits"),
+    [
+        (C4, NARROW, [0, 1, 63, 64, 65, 300], (1, 16), None),
+        (C4, NARROW, [127, 128, 129, 191, 192, 193], (1, 5), None),
+        (C4, NARROW, [700], (1, 16), 3),
+        (C4, COPIES, [450, 260], (4, 4), None),
+        (C4, WIDE, [600, 131], (2, 20), None),
+        (C2, NARROW, [0, 1, 192, 700], (1, 16), None),
+        (C2, COPIES, [450, 260], (3, 7), 2),
+        (C2, WIDE, [600], (1, 32), 1),
+    ],
+)
+def test_agrees_with_the_reference(tmp_path_factory, fmt, variant, lengths, rows, splits):
+    kernels = library(tmp_path_factory, fmt, variant)
+    query, view = random_case(lengths, rows, fmt, seed=sum(lengths))
+    out, lse = emulate(kernels, variant.columns, query, view, splits)
+    exact = _exact(query, view)
+    assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR)
+    assert torch.equal(lse.isinf(), exact.lse_BSN.isinf())
+    finite = lse.isfinite()
+    # |score| < 20 and float16 keeps 11 bits of the query, of the sums and of scale * zero
+    assert (lse.double() - exact.lse_BSN)[finite].abs().max() < 3 * 20 * 2**-11
+
+
+def test_a_permuted_batch_gives_the_same_bits(tmp_path_factory):
+    kernels = library(tmp_path_factory, C4, NARROW)
+    query, view = random_case([150, 900, 64, 400], (1, 16), C4, seed=5)
+    order = torch.tensor([2, 0, 3, 1])
+    moved = dataclasses.replace(
+        view,
+        block_table_BJ=view.block_table_BJ[order],
+        lengths_B=view.lengths_B[order],
+        window_table_BW=view.window_table_BW[order],
+        sink_pages_B=view.sink_pages_B[order],
+    )
+    out, lse = emulate(kernels, 16, query, view)
+    again = emulate(kernels, 16, DecodeQuery(query[0][order], query[1][order], query[2]), moved)
+    assert torch.equal(out[order], again.out_BSNR)
+    assert torch.equal(lse[order], again.lse_BSN)
+
+
+def test_a_wrong_weight_is_seen(tmp_path_factory):
+    """One token in 64 has a scale that is 30 % off: the comparison above must fail."""
+    kernels = library(tmp_path_factory, C4, NARROW)
+    query, view = random_case([700], (1, 16), C4, seed=3)
+    exact = _exact(query, view)
+    wrong = view.pages_JY.clone()
+    scales = wrong[:, view.layout.scales].contiguous().view(torch.float16)
+    scales[:, ::64] *= 1.3  # token 0 of every group
+    wrong[:, view.layout.scales] = scales.view(torch.uint8)
+    out, _ = emulate(kernels, 16, query, dataclasses.replace(view, pages_JY=wrong))
+    assert _relative(out, exact.out_BSNR) > _tolerance(query, view, exact.out_BSNR)
+
+
+@pytest.mark.parametrize("factor", [0.01, 1.0, 30.0])
+def test_large_and_small_scores(tmp_path_factory, factor):
+    """The running maximum is raised many times, or never after the first page."""
+    kernels = library(tmp_path_factory, C4, NARROW)
+    query, view = random_case([1000], (1, 16), C4, seed=9)
+    query = query._replace(softmax_scale=0.05 * factor)
+    out, _ = emulate(kernels, 16, query, view, 1)
+    exact = _exact(query, view)
+    assert torch.isfinite(out).all()
+    # an error of 2^-10 of the largest score changes a probability by as much, relatively
+    slack = 2**-10 * factor * 4
+    assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR) + slack
+
+
+@pytest.mark.parametrize(("fmt", "variant"), [(C4, NARROW), (C4, WIDE), (C2, NARROW)])
+def test_host_and_device_agree_on_sizes(tmp_path_factory, fmt, variant):
+    kernels = library(tmp_path_factory, fmt, variant)
+    _, view = random_case([1], (1, 1), fmt, seed=0)
+    assert kernels.argument_bytes() == ctypes.sizeof(Arguments)
+    size = shared_bytes(variant.columns, variant.warpgroups, variant.stages, view.layout)
+    assert kernels.shared_bytes() == size <= 227 * 1024
