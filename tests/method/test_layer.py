@@ -36,7 +36,7 @@ def test_held_out_errors_are_those_of_the_readable_attention():
             scores = torch.einsum("sne,te->nst", rope, rows)
             mean = (scores * mask).sum(-1, keepdim=True) / mask.sum(-1)[:, None]
             sums[index] += ((scores - mean) * mask).square().sum()
-    expected = (sums[:2] / sums[2]).tolist() + [float(sums[3] / sums[4])]
+    expected = [*(sums[:2] / sums[2]).tolist(), float(sums[3] / sums[4])]
     # codes near a rounding boundary fall otherwise in float32, a few of thousands
     found = held_out_errors(LAYER, TRANSFORM, FORMAT)
     assert list(found) == pytest.approx(expected, rel=0.01)
