@@ -13,6 +13,7 @@ from rich.table import Table
 
 from quantmla.doctor import gpus, versions
 
+ANY_WIDTH = 10_000  # a narrow terminal breaks lines, a pipe has no width: neither may cost digits
 Row = Mapping[str, Any]
 
 
@@ -35,10 +36,7 @@ def show_rows(rows: Sequence[Row]) -> None:
         table.add_column(name, justify=side, no_wrap=True)
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    console = Console()
-    # a narrow terminal breaks lines, a pipe has no width: neither may cost digits
-    width = max(console.width, console.measure(table).maximum)
-    Console(width=width).print(table)
+    Console(width=ANY_WIDTH).print(table)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
