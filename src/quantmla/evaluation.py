@@ -45,8 +45,10 @@ class _Subject(NamedTuple):
     adapter: Adapter
 
 
-def evaluate(request: EvaluationRequest, *, progress: bool) -> Sequence[Mapping[str, Any]]:
-    """Rows of the comparison, the unquantised model first."""
+def evaluate(
+    request: EvaluationRequest, *, progress: bool, needles: int = NEEDLES
+) -> Sequence[Mapping[str, Any]]:
+    """Rows of the comparison, the unquantised model first; `needles` of each kind are asked for."""
     subject = _open(request)
     device = resolve_device(request.device)
     fmt = _format(request, subject)
@@ -65,7 +67,7 @@ def evaluate(request: EvaluationRequest, *, progress: bool) -> Sequence[Mapping[
     settings = Settings(
         context=context,
         limit=request.limit or DEFAULT_WINDOWS,
-        needles=NEEDLES,
+        needles=needles,
         needle_context=limit,
     )
     tokenizer = load_tokenizer(subject.base.path)
@@ -111,9 +113,7 @@ def _default_methods(subject: _Subject) -> tuple[str, ...]:
     return BASELINES if subject.fused is not None else (*BASELINES, "quantmla")
 
 
-def _fitted(
-    subject: _Subject, name: str, fmt: CacheFormat, device: str, progress: bool
-) -> Variant:
+def _fitted(subject: _Subject, name: str, fmt: CacheFormat, device: str, progress: bool) -> Variant:
     """A method on the base model, in the published quantiser where that is what it is."""
     method = load_method(name)
     used = published(fmt) if method.PUBLISHED_FORMAT else fmt

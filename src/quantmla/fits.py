@@ -14,9 +14,7 @@ def fit_name(digest: str, method: str, format_name: str) -> str:
     return f"{digest[:16]}-{method}-{format_name}.safetensors"
 
 
-def packaged_fit(
-    digest: str, method: str, format_name: str
-) -> dict[str, LayerTransform] | None:
+def packaged_fit(digest: str, method: str, format_name: str) -> dict[str, LayerTransform] | None:
     """Transforms by attention prefix, or None where none is packaged for just this model."""
     file = resources.files("quantmla") / "assets" / "fits" / fit_name(digest, method, format_name)
     with resources.as_file(file) as path:

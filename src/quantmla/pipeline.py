@@ -38,7 +38,9 @@ def quantize(
     method = load_method(recipe.transform.method)
     recipe = resolved(recipe, method.CALIBRATION)
     reason = method.why_not_fused(fmt)
-    require(reason is None, f"method {recipe.transform.method} cannot be fused: {reason}", UsageError)
+    require(
+        reason is None, f"method {recipe.transform.method} cannot be fused: {reason}", UsageError
+    )
     device = resolve_device(recipe.calibration.device)
     source = open_source(recipe.model.id, revision=recipe.model.revision)
     require(
@@ -158,9 +160,7 @@ def _write(
         extra_files=extra,
         overwrite=overwrite,
     )
-    checks = verify_layers(
-        source, open_source(recipe.output.folder), adapter, learned.transforms
-    )
+    checks = verify_layers(source, open_source(recipe.output.folder), adapter, learned.transforms)
     _require_exact(checks)
     return report, checks
 

@@ -24,7 +24,5 @@ def hadamard(size: int) -> Tensor:
     )
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
-        matrix = torch.cat(
-            (torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0
-        )
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0)
     return matrix / math.sqrt(size)
