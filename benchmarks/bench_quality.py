@@ -22,7 +22,7 @@ from quantmla import pipeline
 from quantmla.arch import adapter_for
 from quantmla.checkpoint.source import open_source
 from quantmla.doctor import gpus, versions
-from quantmla.evaluation import evaluate, fit, published
+from quantmla.evaluation import Needles, evaluate, fit, published
 from quantmla.fits import fit_name
 from quantmla.quant.format import parse_format
 from quantmla.recipe import EvaluationRequest, recipe_from
@@ -64,7 +64,7 @@ def quantize(job: tuple[str, str, Path]) -> None:
 
 def measure(job: tuple[EvaluationRequest, int]) -> list[dict]:
     request, needles = job
-    return [dict(row) for row in evaluate(request, progress=False, needles=needles)]
+    return [dict(row) for row in evaluate(request, progress=False, needles=Needles(needles, 4096))]
 
 
 def main() -> None:
@@ -111,6 +111,7 @@ def main() -> None:
         "sha256": open_source("nano").digest(),
         "windows": args.windows,
         "needles_of_each_kind": args.needles,
+        "needle_context": 4096,
     }
     path = args.out or ROOT / f"benchmarks/results/quality_nano_{date.today():%Y%m%d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
