@@ -42,6 +42,9 @@ class Needles(NamedTuple):
     context: int = 2048  # tokens
 
 
+FEW_NEEDLES = Needles()
+
+
 class _Subject(NamedTuple):
     """What is evaluated: the unquantised base, and a fused folder where there is one."""
 
@@ -51,7 +54,7 @@ class _Subject(NamedTuple):
 
 
 def evaluate(
-    request: EvaluationRequest, *, progress: bool, needles: Needles = Needles()
+    request: EvaluationRequest, *, progress: bool, needles: Needles = FEW_NEEDLES
 ) -> Sequence[Mapping[str, Any]]:
     """Rows of the comparison, the unquantised model first; `needles` says how much recall."""
     subject = _open(request)
