@@ -11,7 +11,7 @@ import pytest
 from quantmla import evaluation
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UsageError
-from quantmla.evaluation import evaluate, published
+from quantmla.evaluation import Needles, evaluate, published
 from quantmla.method import paper, smoothquant
 from quantmla.quant.format import parse_format
 from quantmla.recipe import EvaluationRequest
@@ -44,7 +44,9 @@ def run(short_text: Path):
             model=str(model),
             **{"text": str(short_text), "context": 300, "limit": 1, "device": "cpu"} | given,
         )
-        return [dict(row) for row in evaluate(request, progress=False, needles=needles)]
+        return [
+            dict(row) for row in evaluate(request, progress=False, needles=Needles(needles, 1536))
+        ]
 
     return rows
 
@@ -104,8 +106,7 @@ def test_a_fused_folder_is_measured_as_its_simulation_is(
     assert stored["perplexity"] == pytest.approx(simulated["perplexity"], rel=1e-3)
 
 
-def test_recall_is_a_share_of_needles(fused: Path, run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evaluation, "NEEDLE_CONTEXT", 1536)
+def test_recall_is_a_share_of_needles(fused: Path, run):
     rows = run(fused, needles=1, methods=("rtn",))
     assert all(0 <= row["recall"] <= 1 for row in rows)  # a random model recalls nothing
 
@@ -194,8 +195,7 @@ def test_what_cannot_be_compared_is_refused(fused: Path, tiny_model: Tiny, tmp_p
 
 
 def test_from_the_command_line(fused: Path, short_text: Path, tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluation, "NEEDLE_CONTEXT", 1536)
-    monkeypatch.setitem(evaluate.__kwdefaults__, "needles", 1)
+    monkeypatch.setitem(evaluate.__kwdefaults__, "needles", Needles(1, 1536))
     path = tmp_path / "rows.json"
     argv = ["eval", str(fused), "--methods", "rtn", "--context", "128", "--limit", "2"]
     argv += ["--text", str(short_text), "--device", "cpu", "--json", str(path)]

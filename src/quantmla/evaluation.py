@@ -32,9 +32,17 @@ from quantmla.transform.layer import LayerTransform
 
 BASELINES = ("rtn", "smoothquant", "quarot", "paper")
 DEFAULT_CONTEXT = 2048
-DEFAULT_WINDOWS = 6
-NEEDLES = 4  # of each kind
-NEEDLE_CONTEXT = 4096
+DEFAULT_WINDOWS = 4
+
+
+class Needles(NamedTuple):
+    """How much recall is asked for."""
+
+    of_each_kind: int = 2
+    context: int = 2048  # tokens
+
+
+FEW_NEEDLES = Needles()
 
 
 class _Subject(NamedTuple):
@@ -46,9 +54,9 @@ class _Subject(NamedTuple):
 
 
 def evaluate(
-    request: EvaluationRequest, *, progress: bool, needles: int = NEEDLES
+    request: EvaluationRequest, *, progress: bool, needles: Needles = FEW_NEEDLES
 ) -> Sequence[Mapping[str, Any]]:
-    """Rows of the comparison, the unquantised model first; `needles` of each kind are asked for."""
+    """Rows of the comparison, the unquantised model first; `needles` says how much recall."""
     subject = _open(request)
     device = resolve_device(request.device)
     fmt = _format(request, subject)
@@ -57,8 +65,8 @@ def evaluate(
         load_method(name)
     text = default_text() if request.text is None else read_text(request.text)
     base = load_model(subject.base.path, device)
-    limit = min(_positions(base), NEEDLE_CONTEXT)
-    context = request.context or min(DEFAULT_CONTEXT, limit)
+    longest = _positions(base)
+    context = request.context or min(DEFAULT_CONTEXT, longest)
     variants = [_fitted(subject, name, fmt, device, progress) for name in methods]
     if subject.fused is not None:
         own = subject.fused.config[CONFIG_KEY]["method"]
@@ -67,8 +75,8 @@ def evaluate(
     settings = Settings(
         context=context,
         limit=request.limit or DEFAULT_WINDOWS,
-        needles=needles,
-        needle_context=limit,
+        needles=needles.of_each_kind,
+        needle_context=min(needles.context, longest),
     )
     tokenizer = load_tokenizer(subject.base.path)
     with bars(progress) as report:

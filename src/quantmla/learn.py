@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quantmla import __version__
 from quantmla.arch.adapter import Adapter, AttentionSite
@@ -123,12 +124,13 @@ def _fit_site(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     weights = adapter.read(source, site, dtype=torch.float32).to(device=device)
-    parts = (
+    captures = (
         captured.unit_latent_BSR,
         captured.k_rope_BSE,
         captured.q_content_BSNP,
         captured.q_rope_BSNE,
     )
+    parts = resident(captures, device)
     layer = Layer(
         weights=weights,
         softmax_scale=captured.softmax_scale,
@@ -159,6 +161,16 @@ def _fit_site(
         history=tuple(tuple(v) for v in fitted.history),  # type: ignore[misc]
     )
     return fitted.transform, log
+
+
+def resident(parts: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Captures on the GPU where they leave half of its free memory; else they stay in place."""
+    if device.type != "cuda":
+        return parts
+    free, _ = torch.cuda.mem_get_info(device)
+    if sum(x.nbytes for x in parts) > free // 2:
+        return parts
+    return tuple(x.to(device) for x in parts)
 
 
 def _peak_bytes(device: torch.device) -> int:

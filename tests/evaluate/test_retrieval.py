@@ -6,7 +6,7 @@ import torch
 from quantmla.errors import UsageError
 from quantmla.evaluate.retrieval import (
     DISTRACTORS,
-    is_recalled,
+    are_recalled,
     key_words,
     make_needles,
     measure_recall,
@@ -111,9 +111,9 @@ def test_only_a_whole_answer_counts(exact):
     (needle,) = make_needles(exact, TEXT, context=600, count=1, kinds=["single"])
     plain, length = Variant(name="plain"), len(needle.ids_T)
     first = length - needle.answer_length
-    assert is_recalled(Oracle(needle.ids_T, {first - 1}), plain, needle)
+    assert are_recalled(Oracle(needle.ids_T, {first - 1}), plain, [needle])[0]
     for position in range(first, length):
-        assert not is_recalled(Oracle(needle.ids_T, {position}), plain, needle)
+        assert not are_recalled(Oracle(needle.ids_T, {position}), plain, [needle])[0]
 
 
 def test_recall_agrees_with_greedy_generation_through_the_cache(model):
@@ -136,4 +136,4 @@ def test_recall_agrees_with_greedy_generation_through_the_cache(model):
     wrong = Needle("single", torch.cat((written[0, :-1], (written[0, -1:] + 1) % 64)), 5, 0)
     through = Variant(name="c4r4", fmt=fmt)
     assert measure_recall(model, [through], [found, wrong]) == [{"single": 0.5}]
-    assert is_recalled(model, through, found)
+    assert are_recalled(model, through, [found])[0]

@@ -136,13 +136,17 @@ def test_constant_groups_survive_under_hold_zero(value):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_default_clip_ratios_are_close_to_the_best_for_normal_groups(bits):
+def test_default_clip_ratios_gain_and_stay_above_the_best_for_normal_groups(bits):
+    # learned groups have lighter tails than normal ones: they want a ratio between that best and 1
     x = torch.randn(4000, 64, generator=generator(2))
+    clips = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
     error = {
         clip: (dequantize(quantize(x, bits, 1, clip=clip)) - x).square().mean().item()
-        for clip in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+        for clip in clips
     }
-    assert error[CLIP_BY_BITS.get(bits, 1.0)] <= 1.05 * min(error.values())
+    default = CLIP_BY_BITS.get(bits, 1.0)
+    assert error[default] <= error[1.0]
+    assert default >= min(clips, key=error.__getitem__) - 0.05
 
 
 @BITS

@@ -23,6 +23,8 @@ KINDS: tuple[Kind, ...] = ("single", "near", "long")
 DISTRACTORS = 7
 MIN_DISTANCE = 1024  # tokens between a fact and the end; half of a context below twice that
 
+GPU_BATCH = 8  # needles that run together on a GPU; on a CPU more would only cost memory
+
 
 class Needle(NamedTuple):
     """One input whose last `answer_length` tokens are the answer."""
@@ -127,11 +129,18 @@ def make_needles(
     return [maker.make(kind) for kind in kinds for _ in range(count)]
 
 
-def is_recalled(base: nn.Module, variant: Variant, needle: Needle) -> bool:
-    """Whether greedy decoding through the variant's cache writes the whole answer."""
-    answer = needle.ids_T[-needle.answer_length :]
-    rows = logits(base, variant, needle.ids_T[None], last=needle.answer_length + 1)
-    return bool((rows[0, -needle.answer_length - 1 : -1].argmax(-1).cpu() == answer).all())
+def are_recalled(base: nn.Module, variant: Variant, needles: Sequence[Needle]) -> list[bool]:
+    """Whether greedy decoding through the variant's cache writes each whole answer.
+
+    All inputs are of one length and run in one batch.
+    """
+    last = max(needle.answer_length for needle in needles) + 1
+    ids_BT = torch.stack([needle.ids_T for needle in needles])
+    said_BT = logits(base, variant, ids_BT, last=last)[:, :-1].argmax(-1).cpu()
+    return [
+        bool((said[-n.answer_length :] == n.ids_T[-n.answer_length :]).all())
+        for said, n in zip(said_BT, needles, strict=True)
+    ]
 
 
 def measure_recall(
@@ -142,9 +151,12 @@ def measure_recall(
 ) -> list[dict[str, float]]:
     """Share of recalled needles of each kind, per variant."""
     right: list[dict[str, list[bool]]] = [{} for _ in variants]
-    for done, needle in enumerate(needles):
+    size = GPU_BATCH if next(base.parameters()).is_cuda else 1
+    for start in range(0, len(needles), size):
+        batch = needles[start : start + size]
         for variant, kept in zip(variants, right, strict=True):
-            kept.setdefault(needle.kind, []).append(is_recalled(base, variant, needle))
+            for needle, found in zip(batch, are_recalled(base, variant, batch), strict=True):
+                kept.setdefault(needle.kind, []).append(found)
         if progress is not None:
-            progress("recall", done + 1, len(needles))
+            progress("recall", start + len(batch), len(needles))
     return [{kind: sum(x) / len(x) for kind, x in kept.items()} for kept in right]

@@ -2,9 +2,10 @@
 
 Content: the attention output's error is taken to first order, e^T H e with the output gram H of
 objective.py, which costs one small matrix product per step instead of an attention, and starts
-from the scales that are best for a group with a fixed number of codes. The step kept is the one
-with the least true attention-output error on held-out text. Rope: angles and gains on row-centred
-positional scores, page centring included, at a rate that lets the angles move.
+from the scales that are best for a group with a fixed number of codes. A few steps on the attention
+output itself follow. The step kept is the one with the least attention-output error on held-out
+text. Rope: angles and gains on row-centred positional scores, page centring included, at a rate
+that lets the angles move.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,13 @@ from torch import Tensor
 from quantmla.method.layer import Fitted, Layer, Validation, content_output_loss, off_device
 from quantmla.method.optimize import Schedule, minimize
 from quantmla.method.rope_learning import RopeLearning, learn_rope
-from quantmla.objective import output_gram, unit_trace
+from quantmla.objective import (
+    Activations,
+    attention_output,
+    output_gram,
+    output_loss,
+    unit_trace,
+)
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import ContentTransform, LayerTransform, identity, read_unit_latent
 from quantmla.transform.orthogonal import cayley
@@ -29,16 +36,19 @@ RIDGE = 1e-6  # of the unit-trace gram, so that it has a Cholesky factor
 class Options:
     """Rates are of Adam steps on free parameters; sequences are those of the calibration."""
 
-    steps: int = 300  # of the content path
+    steps: int = 300  # of the content path, to first order
     rows_per_step: int = 4096  # tokens
-    rotation_rate: float = 3e-3
-    scale_rate: float = 1e-2
+    rotation_rate: float = 1e-2
+    scale_rate: float = 2e-2
+    polish_steps: int = 60  # of the content path, on the attention output
+    polish_tokens: int = 512  # at the beginning of each sequence
+    polish_rate: float = 0.3  # share of the rates above
     gram_sequences: int = 8
     probes: int = 4  # backward passes per gram sequence
     rope_steps: int = 150
     rope_batch: int = 4  # sequences
-    angle_rate: float = 2e-2
-    gain_rate: float = 1e-2
+    angle_rate: float = 6e-2
+    gain_rate: float = 2e-2
     batch_size: int = 2  # sequences, where an attention runs
 
 
@@ -114,20 +124,45 @@ def _learn_content(
     def transform() -> ContentTransform:
         return ContentTransform(cayley(free_RR), log_scale_R.exp())
 
-    def loss(step: int) -> Tensor:
+    def to_first_order(step: int) -> Tensor:
         rows = torch.randint(0, len(unit_TR), (options.rows_per_step,), generator=generator)
         x_TR = unit_TR[rows].to(device, torch.float32)
         error_TR = x_TR - read_unit_latent(transform(), x_TR, fmt)
         return (error_TR @ factor_RR).square().mean()
+
+    def on_output(step: int) -> Tensor:
+        rows = torch.randperm(len(layer.train), generator=generator)[: options.batch_size]
+        x = Activations(
+            *(part[:, : options.polish_tokens] for part in layer.batch(layer.train, rows))
+        )
+        with torch.no_grad():
+            target = attention_output(layer.weights, x, layer.softmax_scale)
+        latent = read_unit_latent(transform(), x.unit_latent_BSR, fmt)
+        read = attention_output(
+            layer.weights, x._replace(unit_latent_BSR=latent), layer.softmax_scale
+        )
+        return output_loss(read, target)
 
     def held_out() -> float:
         with torch.no_grad():
             now = transform()
         return content_output_loss(layer, now, fmt, options.batch_size)
 
-    rates = [(free_RR, options.rotation_rate), (log_scale_R, options.scale_rate)]
-    schedule = Schedule(steps=options.steps, validate_every=max(1, options.steps // 6))
-    curve = minimize(rates, loss, held_out, schedule)
+    history = []
+    first = 0
+    phases = (
+        (to_first_order, options.steps, 1.0),
+        (on_output, options.polish_steps, options.polish_rate),
+    )
+    for loss, steps, share in phases:
+        rates = [
+            (free_RR, share * options.rotation_rate),
+            (log_scale_R, share * options.scale_rate),
+        ]
+        schedule = Schedule(steps=steps, validate_every=max(1, steps // 4))
+        curve = minimize(rates, loss, held_out, schedule)
+        history += [Validation("content", first + step, value) for step, value in curve]
+        first += steps
     with torch.no_grad():
         exact = ContentTransform(cayley(free_RR.double()), log_scale_R.exp())
-    return exact, tuple(Validation("content", *point) for point in curve)
+    return exact, tuple(history)

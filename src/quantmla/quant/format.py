@@ -11,9 +11,9 @@ RopeCentring = Literal["page", "none"]
 RangeRule = Literal["hold_zero", "paper"]
 VERSION = 1
 
-# Share of the min-max range of 64 rotated channels that minimises the mean square error: few codes
-# gain from clipping, from 4 bits on hardly any (docs/maths.md).
-CLIP_BY_BITS = {2: 0.7, 3: 0.9}
+# Share of a group's min-max range that the codes span. Few codes gain from clipping; learned groups
+# want less of it than normal ones, and from 4 bits on hardly any (docs/maths.md).
+CLIP_BY_BITS = {2: 0.85, 3: 0.95}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The transforms of a model in one safetensors file, for audit, verification and resuming.
 
-Tensors are float64, named `{prefix}.content.rotation`, `.content.scale`, `.rope.angle`,
-`.rope.gain` and, where there is one, `.rope.online`.
+Tensors are named `{prefix}.content.rotation`, `.content.scale`, `.rope.angle`, `.rope.gain` and,
+where there is one, `.rope.online`. A rotation that is the identity is left out.
 """
 
 from collections.abc import Mapping
@@ -20,16 +20,22 @@ ROTATION, SCALE, ANGLE, GAIN = "content.rotation", "content.scale", "rope.angle"
 ONLINE = "rope.online"
 
 
-def transforms_to_bytes(transforms: Mapping[str, LayerTransform]) -> bytes:
-    """The file's content. Equal transforms give equal bytes."""
+def transforms_to_bytes(
+    transforms: Mapping[str, LayerTransform], dtype: torch.dtype = torch.float64
+) -> bytes:
+    """The file's content. Equal transforms give equal bytes; float64 loses nothing."""
     tensors: dict[str, Tensor] = {}
     for prefix, (content, rope, online) in transforms.items():
-        named = {ROTATION: content.rotation_RR, SCALE: content.scale_R}
+        named = {SCALE: content.scale_R}
+        if not torch.equal(
+            content.rotation_RR, torch.eye(len(content.scale_R)).to(content.rotation_RR)
+        ):
+            named[ROTATION] = content.rotation_RR
         named |= {ANGLE: rope.angle_F, GAIN: rope.gain_F}
         if online is not None:
             named[ONLINE] = online
         for key, x in named.items():
-            tensors[f"{prefix}.{key}"] = x.detach().to("cpu", torch.float64).clone().contiguous()
+            tensors[f"{prefix}.{key}"] = x.detach().to("cpu", dtype).clone().contiguous()
     return bytes(save(tensors, metadata={"format": "pt"}))
 
 
@@ -40,17 +46,32 @@ def transforms_from_file(path: Path) -> dict[str, LayerTransform]:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise QuantMLAError(f"{path} is not a file of transforms: {error}") from error
-    transforms = {}
-    for name in sorted(tensors):
-        if not name.endswith(f".{ROTATION}"):
-            continue
-        prefix = name.removesuffix(f".{ROTATION}")
-        absent = [key for key in (SCALE, ANGLE, GAIN) if f"{prefix}.{key}" not in tensors]
-        require(not absent, f"{path} has {name} but not {prefix}.{absent[0] if absent else ''}")
-        transforms[prefix] = LayerTransform(
-            ContentTransform(tensors[name], tensors[f"{prefix}.{SCALE}"]),
-            RopeTransform(tensors[f"{prefix}.{ANGLE}"], tensors[f"{prefix}.{GAIN}"]),
-            tensors.get(f"{prefix}.{ONLINE}"),
-        )
-    require(bool(transforms), f"{path} holds no transforms")
-    return transforms
+    keys = (ROTATION, SCALE, ANGLE, GAIN, ONLINE)
+    prefixes = sorted(
+        {
+            name.removesuffix(f".{key}")
+            for name in tensors
+            for key in keys
+            if name.endswith(f".{key}")
+        }
+    )
+    needed = [f"{prefix}.{key}" for prefix in prefixes for key in (SCALE, ANGLE, GAIN)]
+    absent = [name for name in needed if name not in tensors]
+    require(not absent, f"{path} lacks {', '.join(absent[:3])}")
+    require(bool(prefixes), f"{path} holds no transforms")
+    return {prefix: _transform(tensors, prefix) for prefix in prefixes}
+
+
+def _transform(tensors: Mapping[str, Tensor], prefix: str) -> LayerTransform:
+    named = {
+        key: tensors[f"{prefix}.{key}"].double()
+        for key in (ROTATION, SCALE, ANGLE, GAIN, ONLINE)
+        if f"{prefix}.{key}" in tensors
+    }
+    scale_R = named[SCALE]
+    rotation_RR = named.get(ROTATION, torch.eye(len(scale_R), dtype=torch.float64))
+    return LayerTransform(
+        ContentTransform(rotation_RR, scale_R),
+        RopeTransform(named[ANGLE], named[GAIN]),
+        named.get(ONLINE),
+    )

@@ -1,0 +1,122 @@
+"""The quality table of nano: every method, both formats, protected and not, on one machine.
+
+    python benchmarks/bench_quality.py --work DIR [--out FILE] [--device cuda] [--windows 24]
+
+Quantizes nano with our method, fits the others on the base model with their own amounts of
+calibration text, and keeps the fits that take long in `src/quantmla/assets/fits`, so that
+`quantmla eval` need not learn them again. The jobs run side by side.
+"""
+
+import argparse
+import json
+import platform
+import time
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from quantmla import pipeline
+from quantmla.arch import adapter_for
+from quantmla.checkpoint.source import open_source
+from quantmla.doctor import gpus, versions
+from quantmla.evaluation import Needles, evaluate, fit, published
+from quantmla.fits import fit_name
+from quantmla.quant.format import parse_format
+from quantmla.recipe import EvaluationRequest, recipe_from
+from quantmla.transform.store import transforms_to_bytes
+
+ROOT = Path(__file__).parents[1]
+FITS = ROOT / "src/quantmla/assets/fits"
+KEPT = ("smoothquant", "paper")
+FORMATS = ("c4r4", "c2r4")
+
+
+def keep_fit(job: tuple[str, str, str, Path]) -> None:
+    """Learns one method in one format and keeps its transforms."""
+    name, method, device, folder = job
+    source = open_source("nano")
+    path = folder / fit_name(source.digest(), method, name)
+    if path.is_file():
+        return
+    began = time.perf_counter()
+    fmt = published(parse_format(name))
+    transforms = fit(source, adapter_for(source.config), method, fmt, device, False)
+    path.write_bytes(transforms_to_bytes(transforms, torch.float32))
+    print(f"{path.name}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def quantize(job: tuple[str, str, Path]) -> None:
+    name, device, out = job
+    data = {
+        "format": {"name": name},
+        "output": {"folder": str(out)},
+        "calibration": {"device": device},
+    }
+    began = time.perf_counter()
+    pipeline.quantize(
+        recipe_from(data), resume=False, dry_run=False, overwrite=True, progress=False
+    )
+    print(f"quantize {name}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def measure(job: tuple[EvaluationRequest, int]) -> list[dict]:
+    request, needles = job
+    return [dict(row) for row in evaluate(request, progress=False, needles=Needles(needles, 4096))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--fits", type=Path, default=FITS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--needles", type=int, default=32)
+    parser.add_argument("--jobs", type=int, default=6, help="processes at a time")
+    args = parser.parse_args()
+    args.fits.mkdir(parents=True, exist_ok=True)
+    outs = {name: args.work / f"nano-{name}" for name in FORMATS}
+    requests = [
+        EvaluationRequest(
+            model=str(outs[name]),
+            limit=args.windows,
+            device=args.device,
+            unprotected=unprotected,
+        )
+        for name in FORMATS
+        for unprotected in (True, False)
+    ]
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        fits = [(f, m, args.device, args.fits) for f in FORMATS for m in KEPT]
+        waiting = [pool.submit(keep_fit, job) for job in fits]
+        waiting += [pool.submit(quantize, (n, args.device, outs[n])) for n in FORMATS]
+        for done in waiting:
+            done.result()
+        rows = [
+            row
+            for part in pool.map(measure, [(request, args.needles) for request in requests])
+            for row in part
+        ]
+    for row in rows:
+        print(row, flush=True)
+    gpu_names = [gpu["name"] for gpu in gpus()] if args.device != "cpu" else []
+    header = {
+        "versions": versions(),
+        "gpus": gpu_names,
+        "processor": platform.machine(),
+        "model": "nano",
+        "sha256": open_source("nano").digest(),
+        "windows": args.windows,
+        "needles_of_each_kind": args.needles,
+        "needle_context": 4096,
+    }
+    path = args.out or ROOT / f"benchmarks/results/quality_nano_{date.today():%Y%m%d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"header": header, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
