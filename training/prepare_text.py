@@ -122,8 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not made.documents:
         parser.error("no document is left: nothing is written")
     write(made.documents, args.out)
+    size = sum(map(len, made.documents)) / 1e6
     print(
-        f"{len(made.documents):,} documents, {sum(map(len, made.documents)) / 1e6:.1f} M characters; "
+        f"{len(made.documents):,} documents, {size:.1f} M characters; "
         f"cut {made.cut}, dropped {made.repeated} repeated and {made.held_out} held out"
     )
 
