@@ -1,4 +1,4 @@
-"""Methods that choose a layer's transform: one file each, with `Options`, `FORMAT` and `fit`.
+"""Methods that choose a layer's transform: one file each (docs/extending.md has the contract).
 
 To add one: write the module, add its line here.
 """
