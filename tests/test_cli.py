@@ -35,7 +35,7 @@ FLAGS = {
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the stage functions of the pipeline were called with; `calls.result` is returned."""
+    """What the stage functions were called with; `calls.result` is returned."""
     seen = types.SimpleNamespace(result={"folder": "out"}, made=[])
 
     def stage(name):
@@ -47,11 +47,12 @@ def calls(monkeypatch):
 
         return run
 
-    fake = types.ModuleType("quantmla.pipeline")
-    for name in ("quantize", "verify", "evaluate"):
-        setattr(fake, name, stage(name))
-    monkeypatch.setitem(sys.modules, "quantmla.pipeline", fake)
-    monkeypatch.setattr(quantmla, "pipeline", fake, raising=False)
+    for module, names in {"pipeline": ("quantize", "verify"), "evaluation": ("evaluate",)}.items():
+        fake = types.ModuleType(f"quantmla.{module}")
+        for name in names:
+            setattr(fake, name, stage(name))
+        monkeypatch.setitem(sys.modules, f"quantmla.{module}", fake)
+        monkeypatch.setattr(quantmla, module, fake, raising=False)
     return seen
 
 

@@ -48,3 +48,11 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
         write_rows(path, [{"a": 1}])
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
+
+
+def test_no_digit_is_lost_where_there_is_no_terminal(capsys):
+    names = [f"a_long_column_{i}" for i in range(11)]
+    show_rows([{name: 0.1234 + i / 1000 for i, name in enumerate(names)}])
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == names
+    assert line.split() == [f"{0.1234 + i / 1000:.4g}" for i in range(11)]

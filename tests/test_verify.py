@@ -10,7 +10,7 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import QuantMLAError
 from quantmla.fuse.checkpoint import fuse_checkpoint
 from quantmla.transform.layer import LayerTransform
-from quantmla.verify import verify_layers, verify_logits
+from quantmla.verify import changed_tensors, verify_layers, verify_logits
 
 Tiny = Callable[[str], Path]
 
@@ -33,6 +33,7 @@ def test_fold_and_rounding_floor_are_told_apart(tmp_path: Path):
     for check in checks:
         assert check.fold_error < 1e-12
         assert 1e-5 < check.stored_error < 0.05  # some bf16 roundings of 2**-9 each
+        assert check.stored_error == check.rounding_error  # the floor, made anew
         assert not check.mtp
 
 
@@ -54,6 +55,7 @@ def test_a_broken_fold_is_seen_in_its_layer(tiny_checkpoint: Tiny, tmp_path: Pat
     )
     assert first.stored_error < 1e-5
     assert second.stored_error > 1e-3
+    assert second.rounding_error < 1e-5
     assert second.fold_error < 1e-12
 
 
@@ -63,6 +65,19 @@ def test_another_transform_than_the_stored_one_is_no_excuse(tiny_checkpoint: Tin
     transforms = {"model.layers.0.self_attn": random_transform(64, 8, 0)}
     (check,) = verify_layers(source, source, adapter_for(source.config), transforms)
     assert check.stored_error == 0
+
+
+def test_changed_tensors_are_named(tiny_checkpoint: Tiny, tmp_path: Path):
+    source = open_source(tiny_checkpoint("youtu"))
+    assert changed_tensors(source, source, ()) == ()
+    norm, other = "model.norm.weight", "model.layers.0.input_layernorm.weight"
+    flipped = source.tensor(norm).clone()
+    flipped[0] = torch.nextafter(flipped[0], torch.tensor(9.0))
+    change = {norm: flipped, other: source.tensor(other).double(), "extra": torch.ones(1)}
+    changed = open_source(rewrite_tensors(source.path, tmp_path / "changed", change))
+    assert changed_tensors(source, changed, ()) == tuple(sorted(change))
+    # bytes may differ where that is allowed, dtypes nowhere
+    assert changed_tensors(source, changed, (norm, other)) == tuple(sorted(("extra", other)))
 
 
 def test_missing_layers_are_named(tiny_checkpoint: Tiny):

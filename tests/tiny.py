@@ -12,8 +12,12 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 
+from quantmla.capture.tokens import read_text
 from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform
 
 YARN = {
@@ -197,6 +201,24 @@ def random_transform(rank: int, pairs: int, seed: int) -> LayerTransform:
         ContentTransform(rotation, 0.5 * 4**scale),
         RopeTransform((2 * angle - 1) * torch.pi, 0.5 * 4**gain),
     )
+
+
+def add_tokenizer(folder: Path) -> Path:
+    """Gives a folder the tokenizer.json of a tiny model: one token per character; returns it.
+
+    Ids are below the vocabulary of LATENT; characters outside ASCII are `<unk>`.
+    """
+    symbols = ["<s>", "<pad>", "<unk>", "\n", *map(chr, range(32, 127))]
+    tokenizer = Tokenizer(WordLevel({s: i for i, s in enumerate(symbols)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_text(path: Path, characters: int = 20_000) -> Path:
+    """The beginning of the packaged calibration text as a file, which it returns."""
+    path.write_text(read_text()[:characters], encoding="utf-8")
+    return path
 
 
 def rewrite_tensors(folder: Path, out: Path, change: Mapping[str, Tensor], **config: Any) -> Path:

@@ -1,12 +1,13 @@
 """The model card of a fused checkpoint."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantmla.learn import LayerLog
 
 TEMPLATE = """---
-base_model: {base_model}
+base_model: {quoted_base}
 base_model_relation: quantized
 library_name: transformers
 tags: [quantmla, kv-cache, mla]
@@ -45,7 +46,9 @@ def model_card(config: Mapping[str, Any], logs: Sequence[LayerLog]) -> str:
         for log in logs
     )
     name = f"c{fmt['content_bits']}r{fmt['rope_bits']}"
-    return TEMPLATE.format(name=name, rows=rows, **fmt, **{k: config[k] for k in _FROM_CONFIG})
+    facts = {key: config[key] for key in _FROM_CONFIG}
+    quoted = json.dumps(config["base_model"], ensure_ascii=False)  # a folder may be called anything
+    return TEMPLATE.format(name=name, rows=rows, quoted_base=quoted, **fmt, **facts)
 
 
 _FROM_CONFIG = ("base_model", "base_sha256", "method")

@@ -65,7 +65,7 @@ def evaluate(
         load_method(name)
     text = default_text() if request.text is None else read_text(request.text)
     base = load_model(subject.base.path, device)
-    longest = base.config.max_position_embeddings
+    longest = _positions(base)
     context = request.context or min(DEFAULT_CONTEXT, longest)
     variants = [_fitted(subject, name, fmt, device, progress) for name in methods]
     if subject.fused is not None:
@@ -113,7 +113,7 @@ def _format(request: EvaluationRequest, subject: _Subject) -> CacheFormat:
         fmt = parse_format("c4r4")
     if request.unprotected:
         return fmt.unprotected()
-    changes = {"num_sink_tokens": request.sinks, "recent_window": request.recent}
+    changes: dict[str, Any] = {"num_sink_tokens": request.sinks, "recent_window": request.recent}
     return replace(fmt, **{k: v for k, v in changes.items() if v is not None})
 
 
@@ -125,7 +125,9 @@ def _fitted(subject: _Subject, name: str, fmt: CacheFormat, device: str, progres
     """A method on the base model, in the published quantiser where that is what it is."""
     method = load_method(name)
     used = published(fmt) if method.PUBLISHED_FORMAT else fmt
-    transforms = packaged_fit(subject.base.digest(), name, fmt.name)
+    transforms: Mapping[str, LayerTransform] | None = None
+    if fmt.group_size == parse_format(fmt.name).group_size:
+        transforms = packaged_fit(subject.base.digest(), name, fmt.name)
     if transforms is None:
         say(f"fitting {name}", progress)
         transforms = fit(subject.base, subject.adapter, name, used, device, progress)
@@ -138,9 +140,13 @@ def _fitted(subject: _Subject, name: str, fmt: CacheFormat, device: str, progres
 
 
 def published(fmt: CacheFormat) -> CacheFormat:
-    """The published quantiser at the same bits and protection."""
+    """The published quantiser at the same bits, groups and protection."""
     return paper_format(
-        fmt.name, num_sink_tokens=fmt.num_sink_tokens, recent_window=fmt.recent_window
+        fmt.name,
+        group_size=fmt.group_size,
+        page_size=fmt.page_size,
+        num_sink_tokens=fmt.num_sink_tokens,
+        recent_window=fmt.recent_window,
     )
 
 
@@ -169,6 +175,11 @@ def fit(
             source, adapter, tokens, settings, Path(work) / "fit", on_progress=report
         )
     return learned.transforms
+
+
+def _positions(model: Any) -> int:
+    """Tokens that the model's positions reach."""
+    return int(model.config.get_text_config().max_position_embeddings)
 
 
 def load_model(path: Path, device: str) -> nn.Module:

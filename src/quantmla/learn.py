@@ -23,6 +23,7 @@ from torch import Tensor
 from quantmla import __version__
 from quantmla.arch.adapter import Adapter, AttentionSite
 from quantmla.capture.layer import LayerCapture
+from quantmla.capture.store import UNFINISHED
 from quantmla.capture.stream import CaptureSettings, OnProgress, captured_layers
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import TensorSource
@@ -32,6 +33,8 @@ from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_er
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import LayerTransform, identity
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
+
+STATE = "state.json"  # of a work folder: what its run is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,8 @@ def learn_checkpoint(  # noqa: PLR0913
 
     Raises UsageError for a work folder of another run when resuming, or of any run when not.
     """
-    _open_workdir(workdir, _fingerprint(source, tokens, settings), resume=resume)
+    run = _fingerprint(source, tokens, settings)
+    _check_workdir(workdir, run, resume=resume)
     done = {log.prefix: (t, log) for t, log in _finished(workdir)}
     all_BS = torch.cat((tokens.train_BS, tokens.held_out_BS))
     capture = CaptureSettings(
@@ -90,6 +94,7 @@ def learn_checkpoint(  # noqa: PLR0913
     stream = captured_layers(
         source, adapter, all_BS, capture, skip=tuple(done), **_given(on_progress=on_progress)
     )
+    _mark_workdir(workdir, run)
     for site, captured in stream:
         transform, log = _fit_site(
             source, adapter, site, captured, (len(tokens.train_BS), settings)
@@ -119,13 +124,13 @@ def _fit_site(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     weights = adapter.read(source, site, dtype=torch.float32).to(device=device)
-    parts = (
+    captures = (
         captured.unit_latent_BSR,
         captured.k_rope_BSE,
         captured.q_content_BSNP,
         captured.q_rope_BSNE,
     )
-    parts = resident(parts, device)
+    parts = resident(captures, device)
     layer = Layer(
         weights=weights,
         softmax_scale=captured.softmax_scale,
@@ -159,7 +164,7 @@ def _fit_site(
 
 
 def resident(parts: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Captures on the GPU where they leave half of its free memory; else they stay where they are."""
+    """Captures on the GPU where they leave half of its free memory; else they stay in place."""
     if device.type != "cuda":
         return parts
     free, _ = torch.cuda.mem_get_info(device)
@@ -194,30 +199,49 @@ def _fingerprint(
     }
 
 
-def _open_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
-    """Checks a work folder against this run, or makes it."""
-    state = workdir / "state.json"
-    if state.is_file():
-        require(
-            resume,
-            f"{workdir} holds an unfinished run: go on with --resume, or remove it",
-            UsageError,
+def _check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
+    """Refuses a work folder of another run, and what is no work folder."""
+    if not _is_workdir(workdir):
+        killed_early = {STATE + UNFINISHED}
+        free = not workdir.exists() or (
+            workdir.is_dir() and {path.name for path in workdir.iterdir()} <= killed_early
         )
-        found = json.loads(state.read_text())
-        differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
         require(
-            not differs,
-            f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin "
-            "anew",
+            free,
+            f"{workdir} is in the way and no work folder of quantmla: move it, or choose another "
+            "output",
             UsageError,
         )
         return
-    workdir.mkdir(parents=True, exist_ok=True)
-    _write(state, json.dumps(fingerprint, indent=1).encode())
+    require(
+        resume,
+        f"{workdir} holds an unfinished run: go on with --resume, or remove it",
+        UsageError,
+    )
+    found = json.loads((workdir / STATE).read_text())
+    differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
+    require(
+        not differs,
+        f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin anew",
+        UsageError,
+    )
+
+
+def _is_workdir(folder: Path) -> bool:
+    return (folder / STATE).is_file()
+
+
+def _mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
+    if not _is_workdir(workdir):
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise QuantMLAError(f"cannot make {workdir}: {error.strerror}") from error
+        _write(workdir / STATE, json.dumps(fingerprint, indent=1).encode())
 
 
 def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + UNFINISHED)
     with part.open("wb") as file:
         file.write(content)
         file.flush()
@@ -245,5 +269,6 @@ def _finished(workdir: Path) -> list[tuple[LayerTransform, LayerLog]]:
 
 
 def remove_workdir(workdir: Path) -> None:
-    """Drops what an interrupted or finished run left."""
-    shutil.rmtree(workdir, ignore_errors=True)
+    """Drops what an interrupted or finished run left, and no other folder."""
+    if _is_workdir(workdir):
+        shutil.rmtree(workdir, ignore_errors=True)

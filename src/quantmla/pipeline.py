@@ -1,10 +1,10 @@
 """The stages in order: what the subcommands `quantize` and `verify` do."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,17 +16,19 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QualityGateFailed, QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import FuseReport, fuse_checkpoint
-from quantmla.learn import Learned, LearnSettings, LayerLog, learn_checkpoint, remove_workdir
+from quantmla.learn import LayerLog, Learned, LearnSettings, learn_checkpoint, remove_workdir
 from quantmla.manifest import CONFIG_KEY, log_table, manifest
 from quantmla.method import load_method, options_for
 from quantmla.plan import plan
 from quantmla.progress import bars, say
+from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
 from quantmla.recipe import Calibration, Recipe, resolved, to_yaml
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
-from quantmla.verify import LayerCheck, verify_layers, verify_logits
+from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
 
 MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
+STORED_FACTOR = 2  # of the rounding floor; on another machine single weights may round differently
 
 
 def quantize(
@@ -35,23 +37,10 @@ def quantize(
     """Learns, fuses, verifies and writes the recipe's output folder; returns a summary."""
     fmt = recipe.format.cache_format()
     options = options_for(recipe.transform.method, recipe.transform.options)
-    method = load_method(recipe.transform.method)
-    recipe = resolved(recipe, method.CALIBRATION)
-    reason = method.why_not_fused(fmt)
-    require(
-        reason is None, f"method {recipe.transform.method} cannot be fused: {reason}", UsageError
-    )
+    recipe = resolved(recipe, _fusing_method(recipe, fmt).CALIBRATION)
     device = resolve_device(recipe.calibration.device)
-    source = open_source(recipe.model.id, revision=recipe.model.revision)
-    require(
-        CONFIG_KEY not in source.config,
-        f"{recipe.model.id} is already fused by quantmla: give the original checkpoint",
-        UsageError,
-    )
-    adapter = adapter_for(source.config)
-    layout_for(adapter.geometry(source.config), fmt)  # refuses sizes that do not fit the format
-    assert recipe.output.folder is not None
-    out = Path(recipe.output.folder)
+    source, adapter = _original(recipe, fmt)
+    out = _output(recipe)
     check_output(source.path, out, overwrite=overwrite, marks=(CONFIG_KEY,))
     tokens = _tokens(source, recipe.calibration)
     if dry_run:
@@ -63,30 +52,70 @@ def quantize(
         seed=recipe.calibration.seed,
         device=device,
     )
-    workdir = out.with_name(out.name + ".work")
+    work = _Work(out.with_name(out.name + ".work"), resume, progress)
     if overwrite and not resume:
-        remove_workdir(workdir)
-    learned = _learn(source, adapter, tokens, settings, workdir, resume=resume, progress=progress)
+        remove_workdir(work.folder)
+    learned = _learn(source, adapter, tokens, settings, work)
     report, checks = _write(source, adapter, recipe, learned, overwrite=overwrite)
-    remove_workdir(workdir)
+    remove_workdir(work.folder)
     return _summary(out, learned, report, checks)
 
 
-def _tokens(source: TensorSource, calibration: Calibration) -> CalibrationTokens:
-    amounts = (
-        calibration.num_sequences,
-        calibration.held_out_sequences,
-        calibration.sequence_length,
+def _fusing_method(recipe: Recipe, fmt: CacheFormat) -> Any:
+    """The recipe's method, which must leave nothing to run beside the weights."""
+    name = recipe.transform.method
+    method = load_method(name)
+    reason = method.why_not_fused(fmt)
+    require(reason is None, f"method {name} cannot be fused: {reason}", UsageError)
+    return method
+
+
+def _original(recipe: Recipe, fmt: CacheFormat) -> tuple[TensorSource, Adapter]:
+    """The checkpoint to start from, whose sizes must fit the format."""
+    source = open_source(recipe.model.id, revision=recipe.model.revision)
+    require(
+        CONFIG_KEY not in source.config,
+        f"{recipe.model.id} is already fused by quantmla: give the original checkpoint",
+        UsageError,
     )
-    assert None not in amounts, "resolved() has filled them in"
+    adapter = adapter_for(source.config)
+    layout_for(adapter.geometry(source.config), fmt)
+    return source, adapter
+
+
+def _output(recipe: Recipe) -> Path:
+    assert recipe.output.folder is not None
+    out = Path(recipe.output.folder)
+    require(
+        out.name not in ("", ".."),
+        f"output folder {recipe.output.folder!r} has no name: give one, such as out/c4r4",
+        UsageError,
+    )
+    return out
+
+
+def _tokens(source: TensorSource, calibration: Calibration) -> CalibrationTokens:
+    train, held_out = calibration.num_sequences, calibration.held_out_sequences
+    length = calibration.sequence_length
+    assert train is not None  # resolved() has filled them in
+    assert held_out is not None
+    assert length is not None
     return calibration_tokens(
         load_tokenizer(source.path),
         read_text(calibration.text),
-        num_sequences=amounts[0],
-        held_out=amounts[1],
-        sequence_length=amounts[2],
+        num_sequences=train,
+        held_out=held_out,
+        sequence_length=length,
         seed=calibration.seed,
     )
+
+
+class _Work(NamedTuple):
+    """Where finished layers are kept, and how the run is shown."""
+
+    folder: Path
+    resume: bool
+    progress: bool
 
 
 def _learn(
@@ -94,34 +123,28 @@ def _learn(
     adapter: Adapter,
     tokens: CalibrationTokens,
     settings: LearnSettings,
-    workdir: Path,
-    *,
-    resume: bool,
-    progress: bool,
+    work: _Work,
 ) -> Learned:
-    total = len([s for s in adapter.sites(source.config, source.names) if not s.mtp])
-    finished = 0
+    prefixes = [s.prefix for s in adapter.sites(source.config, source.names) if not s.mtp]
 
     def on_layer(log: LayerLog) -> None:
-        nonlocal finished
-        finished += 1
-        say(_line(log, finished, total), progress)
+        say(_line(log, prefixes.index(log.prefix) + 1, len(prefixes)), work.progress)
 
     try:
-        with bars(progress) as report:
+        with bars(work.progress) as report:
             return learn_checkpoint(
                 source,
                 adapter,
                 tokens,
                 settings,
-                workdir,
-                resume=resume,
+                work.folder,
+                resume=work.resume,
                 on_progress=report,
                 on_layer=on_layer,
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted; finished layers are in {workdir}: go on with --resume"
+            f"interrupted; finished layers are in {work.folder}: go on with --resume"
         ) from None
 
 
@@ -144,7 +167,7 @@ def _write(
     """Fuses into the output folder, then proves that the folder holds the same function."""
     assert recipe.output.folder is not None
     config = manifest(source, adapter, recipe, tuple(learned.transforms))
-    extra = {
+    extra: dict[str, bytes | str] = {
         FILE_NAME: transforms_to_bytes(learned.transforms),
         "recipe.yaml": to_yaml(recipe),
         "quantmla_log.csv": log_table(learned.logs),
@@ -166,6 +189,7 @@ def _write(
 
 
 def _require_exact(checks: tuple[LayerCheck, ...]) -> None:
+    """Gates both errors of every layer: the fold's own, and that of the weights on disk."""
     worst = max(checks, key=lambda check: check.fold_error)
     require(
         worst.fold_error <= MAX_FOLD_ERROR,
@@ -173,6 +197,13 @@ def _require_exact(checks: tuple[LayerCheck, ...]) -> None:
         f"{MAX_FOLD_ERROR:.0e}",
         QualityGateFailed,
     )
+    for check in checks:
+        require(
+            check.stored_error <= STORED_FACTOR * check.rounding_error + MAX_FOLD_ERROR,
+            f"the stored weights of {check.prefix} change its output by {check.stored_error:.1e}, "
+            f"but rounding to their dtype explains {check.rounding_error:.1e}",
+            QualityGateFailed,
+        )
 
 
 def _summary(
@@ -205,16 +236,19 @@ def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
     fused = open_source(out)
     config = fused.config.get(CONFIG_KEY)
     require(config is not None, f"{out} was not written by quantmla: no {CONFIG_KEY}", UsageError)
-    source = open_source(against or config["base_model"])
+    assert config is not None
+    base = against or config["base_model"]
+    source = open_source(base)
     require(
         source.digest() == config["base_sha256"],
-        f"{against or config['base_model']} is not the checkpoint that {out} was made from: "
-        "their hashes differ",
+        f"{base} is not the checkpoint that {out} was made from: their hashes differ",
         QuantMLAError,
     )
     adapter = adapter_for(source.config)
     transforms = transforms_from_file(fused.path / FILE_NAME)
     checks = verify_layers(source, fused, adapter, transforms)
+    _require_exact(checks)
+    _require_copied(source, fused, adapter, transforms)
     tokens = calibration_tokens(
         load_tokenizer(source.path),
         read_text(),
@@ -224,7 +258,6 @@ def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
         seed=0,
     )
     logits = verify_logits(source.path, fused.path, tokens.train_BS)
-    _require_exact(checks)
     return {
         "layers": [asdict(check) for check in checks],
         "largest_fold_error": max(check.fold_error for check in checks),
@@ -234,3 +267,22 @@ def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
         "nll_drift": logits.nll_drift,
         "tokens": logits.tokens,
     }
+
+
+def _require_copied(
+    source: TensorSource, fused: TensorSource, adapter: Adapter, transforms: Container[str]
+) -> None:
+    """Every tensor that no transform touches is the original, byte for byte."""
+    folded = {
+        name
+        for site in adapter.sites(source.config, source.names)
+        if site.prefix in transforms
+        for name in adapter.fused_names(source, site)
+    }
+    differ = changed_tensors(source, fused, folded)
+    require(
+        not differ,
+        f"{len(differ)} tensors that fusing leaves alone are not the original's: "
+        f"{', '.join(differ[:3])}",
+        QualityGateFailed,
+    )

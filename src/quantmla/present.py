@@ -6,13 +6,14 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from quantmla.doctor import gpus, versions
 
+ANY_WIDTH = 10_000  # a narrow terminal breaks lines, a pipe has no width: neither may cost digits
 Row = Mapping[str, Any]
 
 
@@ -28,13 +29,14 @@ def show(report: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def show_rows(rows: Sequence[Row]) -> None:
-    """Prints result rows as a table; columns in the order of the first row."""
+    """Prints result rows as a table; columns in the order of the first row, never cut short."""
     table = Table(box=None, pad_edge=False)
     for name in rows[0] if rows else ():
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+        side: Literal["left", "right"] = "left" if isinstance(rows[0][name], str) else "right"
+        table.add_column(name, justify=side, no_wrap=True)
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+    Console(width=ANY_WIDTH).print(table)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

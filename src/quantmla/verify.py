@@ -1,9 +1,9 @@
-"""Proofs that fusing changed nothing: layer by layer in float64, and end to end on logits.
+"""Proofs that fusing changed nothing: by layer in float64, by byte, and end to end on logits.
 
 S = T tokens, D hidden size, X query input width, E rope channels (interleaved).
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quantmla.arch.adapter import Adapter
+from quantmla.checkpoint.overlay import overlay
 from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError, require
 from quantmla.fuse.layer import fuse_layer
@@ -29,13 +30,16 @@ LATEST_POSITION = 4096
 class LayerCheck:
     """Relative errors of one layer's attention output, caches not quantized.
 
-    `fold_error` is that of the transform itself, in float64 (about 1e-12 or below). `stored_error`
-    adds the rounding of the fused weights to the checkpoint's dtype: the floor of that dtype.
+    `fold_error` is that of the transform itself, in float64 (about 1e-12 or below).
+    `rounding_error` adds the rounding of the fused weights to the checkpoint's dtype, made anew: a
+    floor. `stored_error` is that of the weights that the fused checkpoint has, which should be at
+    that floor.
     """
 
     prefix: str
     mtp: bool
     fold_error: float
+    rounding_error: float
     stored_error: float
 
 
@@ -131,17 +135,44 @@ def verify_layers(
         case = random_case(g, tokens, seed + number)
         original = adapter.read(source, site)
         before = attention_output(original, g, case)
-        folded = attention_output(fuse_layer(original, transforms[prefix]), g, case)
+        weights = fuse_layer(original, transforms[prefix])
+        folded = attention_output(weights, g, case)
+        made = overlay(source, adapter.write(weights, site, source))
+        rounded = attention_output(adapter.read(made, site), g, case)
         stored = attention_output(adapter.read(fused_source, site), g, case)
         checks.append(
             LayerCheck(
                 prefix=prefix,
                 mtp=site.mtp,
                 fold_error=relative_error(folded, before),
+                rounding_error=relative_error(rounded, before),
                 stored_error=relative_error(stored, before),
             )
         )
     return tuple(checks)
+
+
+def changed_tensors(
+    source: TensorSource, other: TensorSource, allowed: Container[str]
+) -> tuple[str, ...]:
+    """Names of tensors that differ in dtype, shape or bytes, or that only one checkpoint has.
+
+    Those in `allowed` may differ in bytes.
+    """
+    differ = set(source.entries) ^ set(other.entries)
+    for name in set(source.entries) - differ:
+        if not _same(source, other, name, bytes_too=name not in allowed):
+            differ.add(name)
+    return tuple(sorted(differ))
+
+
+def _same(source: TensorSource, other: TensorSource, name: str, *, bytes_too: bool) -> bool:
+    one, two = source.entries[name], other.entries[name]
+    alike = (one.dtype, one.shape) == (two.dtype, two.shape)
+    if not (alike and bytes_too):
+        return alike
+    raw = [x.tensor(name).reshape(-1).view(torch.uint8) for x in (source, other)]
+    return torch.equal(*raw)
 
 
 @torch.no_grad()

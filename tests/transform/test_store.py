@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 from tiny import random_transform
 
 from quantmla.errors import QuantMLAError
+from quantmla.transform.layer import identity
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 
 
@@ -57,13 +58,31 @@ def test_names_and_dtype_in_the_file(tmp_path: Path):
     assert {t.dtype for t in tensors.values()} == {torch.float64}
 
 
+def test_an_identity_rotation_takes_no_bytes_and_comes_back(tmp_path: Path):
+    plain = identity(torch.rand(8), 2)
+    tensors = load_file(write(tmp_path, transforms_to_bytes({"x": plain})))
+    assert sorted(tensors) == ["x.content.scale", "x.rope.angle", "x.rope.gain"]
+    found = transforms_from_file(tmp_path / FILE_NAME)["x"]
+    assert torch.equal(found.content.rotation_RR, plain.content.rotation_RR)
+    assert torch.equal(found.content.scale_R, plain.content.scale_R)
+
+
+def test_a_smaller_file_reads_as_float64(tmp_path: Path):
+    before = random_transform(24, 6, 0)
+    path = write(tmp_path, transforms_to_bytes({"x": before}, torch.float32))
+    assert {t.dtype for t in load_file(path).values()} == {torch.float32}
+    found = transforms_from_file(path)["x"]
+    assert found.content.rotation_RR.dtype == torch.float64
+    assert (found.content.rotation_RR - before.content.rotation_RR).abs().max() < 2**-24
+
+
 def test_other_files_are_refused(tmp_path: Path):
     with pytest.raises(QuantMLAError, match="does not exist"):
         transforms_from_file(tmp_path / FILE_NAME)
     with pytest.raises(QuantMLAError, match="is not a file of transforms"):
         transforms_from_file(write(tmp_path, b"something else"))
     save_file({"x.content.rotation": torch.eye(2)}, tmp_path / FILE_NAME)
-    with pytest.raises(QuantMLAError, match=r"has x.content.rotation but not x\.content\.scale"):
+    with pytest.raises(QuantMLAError, match=r"lacks x\.content\.scale, x\.rope\.angle"):
         transforms_from_file(tmp_path / FILE_NAME)
     save_file({"weight": torch.eye(2)}, tmp_path / FILE_NAME)
     with pytest.raises(QuantMLAError, match="holds no transforms"):

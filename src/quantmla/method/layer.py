@@ -28,8 +28,12 @@ from quantmla.transform.layer import (
 )
 
 
-class Sample(NamedTuple):
-    """Whole causal sequences of one attention's inputs, as captured (any device and dtype)."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Whole causal sequences of one attention's inputs, as captured (any device and dtype).
+
+    Its length is the number of sequences; iteration gives the four tensors.
+    """
 
     unit_latent_BSR: Tensor
     k_rope_BSE: Tensor
@@ -38,6 +42,9 @@ class Sample(NamedTuple):
 
     def __len__(self) -> int:
         return self.unit_latent_BSR.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.unit_latent_BSR, self.k_rope_BSE, self.q_content_BSNP, self.q_rope_BSNE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,8 @@ def why_not_fused(fmt: CacheFormat) -> str | None:
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:
     """Both paths, one after the other."""
     plain = identity(layer.weights.norm_R, layer.train.k_rope_BSE.shape[-1] // 2)
-    content, history = plain.content, ()
+    content = plain.content
+    history: tuple[Validation, ...] = ()
     if fmt.content_bits < 16:
         content, history = _fit_content(layer, fmt, options, generator)
     rope = plain.rope

@@ -46,16 +46,20 @@ def transforms_from_file(path: Path) -> dict[str, LayerTransform]:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise QuantMLAError(f"{path} is not a file of transforms: {error}") from error
-    transforms = {}
-    for name in sorted(tensors):
-        if not name.endswith(f".{SCALE}"):
-            continue
-        prefix = name.removesuffix(f".{SCALE}")
-        absent = [key for key in (ANGLE, GAIN) if f"{prefix}.{key}" not in tensors]
-        require(not absent, f"{path} has {name} but not {prefix}.{absent[0] if absent else ''}")
-        transforms[prefix] = _transform(tensors, prefix)
-    require(bool(transforms), f"{path} holds no transforms")
-    return transforms
+    keys = (ROTATION, SCALE, ANGLE, GAIN, ONLINE)
+    prefixes = sorted(
+        {
+            name.removesuffix(f".{key}")
+            for name in tensors
+            for key in keys
+            if name.endswith(f".{key}")
+        }
+    )
+    needed = [f"{prefix}.{key}" for prefix in prefixes for key in (SCALE, ANGLE, GAIN)]
+    absent = [name for name in needed if name not in tensors]
+    require(not absent, f"{path} lacks {', '.join(absent[:3])}")
+    require(bool(prefixes), f"{path} holds no transforms")
+    return {prefix: _transform(tensors, prefix) for prefix in prefixes}
 
 
 def _transform(tensors: Mapping[str, Tensor], prefix: str) -> LayerTransform:

@@ -1,0 +1,51 @@
+from typing import Any
+
+import pytest
+import yaml
+
+from quantmla.card import model_card
+from quantmla.learn import LayerLog
+from quantmla.method.layer import PathErrors
+from quantmla.quant.format import parse_format
+
+LOG = LayerLog(
+    prefix="model.layers.0.self_attn",
+    before=PathErrors(4e-3, 2e-3, 1e-3),
+    after=PathErrors(5e-4, 6e-4, 7e-4),
+    seconds=1.0,
+    peak_bytes=1,
+    history=(),
+)
+
+
+def config(base_model: str = "owner/name") -> dict[str, Any]:
+    return {
+        "base_model": base_model,
+        "base_sha256": "ab" * 32,
+        "method": "quantmla",
+        "format": parse_format("c2r4").to_json(),
+    }
+
+
+@pytest.mark.parametrize("base", ["owner/name", "nano", '/a b/it\'s: #1 "best"', "C:\\x", "- y"])
+def test_the_front_matter_is_yaml_whatever_the_model_is_called(base: str):
+    card = model_card(config(base), [LOG])
+    start, front, body = card.split("---\n", 2)
+    assert start == ""
+    assert yaml.safe_load(front) == {
+        "base_model": base,
+        "base_model_relation": "quantized",
+        "library_name": "transformers",
+        "tags": ["quantmla", "kv-cache", "mla"],
+    }
+    assert f"# {base}, fused by QuantMLA for a c2r4 cache" in body
+
+
+def test_the_card_says_what_was_done_and_with_which_errors():
+    card = model_card(config(), [LOG])
+    assert "2-bit latents and 4-bit rope keys" in card
+    assert "method: quantmla" in card
+    assert "4 sink tokens and at least 128 recent tokens" in card
+    assert "ab" * 32 in card
+    assert "| model.layers.0.self_attn | 4.00e-03 → 5.00e-04 | 1.00e-03 → 7.00e-04 |" in card
+    assert "{" not in card

@@ -1,0 +1,209 @@
+"""`eval` on tiny checkpoints: which rows there are, and that they compare like with like."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantmla import evaluation
+from quantmla.cli import main
+from quantmla.errors import QuantMLAError, UsageError
+from quantmla.evaluation import Needles, evaluate, published
+from quantmla.method import paper, smoothquant
+from quantmla.quant.format import parse_format
+from quantmla.recipe import EvaluationRequest
+
+pytestmark = pytest.mark.usefixtures("read_short")
+Tiny = Callable[[str], Path]
+KEYS = ["method", "format", "sinks", "recent", "perplexity", "kl_mean", "kl_p99", "top1"]
+KEYS += ["recall", "tokens", "bytes_per_token"]
+
+
+@pytest.fixture(scope="module")
+def fused(tiny_model: Tiny, short_text: Path, tmp_path_factory) -> Path:
+    """A deepseek_v3 fused by a short run of the paper's method; not to be modified."""
+    out = tmp_path_factory.mktemp("fused") / "out"
+    recipe = out.parent / "recipe.yaml"
+    recipe.write_text(
+        "format: {group_size: 16, sinks: 2, recent: 64}\n"
+        "transform: {method: paper, options: {steps: 3, batch_size: 2}}\n"
+        "calibration: {held_out_sequences: 2, num_sequences: 3, sequence_length: 64}\n"
+    )
+    argv = ["quantize", str(tiny_model("deepseek_v3")), "-o", str(out), "--quiet"]
+    assert main([*argv, "--recipe", str(recipe), "--text", str(short_text)]) == 0
+    return out
+
+
+@pytest.fixture
+def run(short_text: Path):
+    def rows(model: Path | str, needles: int = 0, **given: Any) -> list[dict[str, Any]]:
+        request = EvaluationRequest(
+            model=str(model),
+            **{"text": str(short_text), "context": 300, "limit": 1, "device": "cpu"} | given,
+        )
+        return [
+            dict(row) for row in evaluate(request, progress=False, needles=Needles(needles, 1536))
+        ]
+
+    return rows
+
+
+def test_rows_of_a_fused_folder(fused: Path, run):
+    rows = run(fused, methods=("rtn", "quarot"))
+    assert [list(row) for row in rows] == [KEYS] * 4
+    assert [row["method"] for row in rows] == ["bf16", "rtn", "quarot", "paper"]
+    base, *others = rows
+    assert (base["format"], base["kl_mean"], base["kl_p99"], base["top1"]) == ("bf16", 0, 0, 1)
+    assert base["bytes_per_token"] == 2 * (64 + 16)
+    for row in others:
+        assert (row["format"], row["sinks"], row["recent"]) == ("c4r4", 2, 64)  # as recorded
+        assert row["kl_mean"] > 0
+        assert 0 < row["top1"] <= 1
+        assert row["bytes_per_token"] < base["bytes_per_token"]
+        assert row["perplexity"] == pytest.approx(base["perplexity"], rel=0.1)
+    assert {row["tokens"] for row in rows} == {299}
+    assert {row["recall"] for row in rows} == {None}
+
+
+def test_a_16_bit_cache_agrees_up_to_bf16(fused: Path, run):
+    four, sixteen = (run(fused, methods=("rtn",), format=name) for name in ("c4r4", "c16r16"))
+    for low, high in zip(four[1:], sixteen[1:], strict=True):
+        assert high["format"] == "c16r16"
+        assert high["kl_mean"] < low["kl_mean"] / 100
+        assert high["top1"] > 0.98
+        assert high["bytes_per_token"] == 2 * (64 + 16)
+
+
+def test_protection_is_that_of_the_request_for_every_row(fused: Path, run):
+    rows = run(fused, methods=("rtn",), sinks=1, recent=128)
+    assert {(row["sinks"], row["recent"]) for row in rows[1:]} == {(1, 128)}
+    bare = run(fused, methods=("rtn",), unprotected=True)
+    assert {(row["sinks"], row["recent"]) for row in bare[1:]} == {(0, None)}
+    for protected, unprotected in zip(rows[1:], bare[1:], strict=True):
+        assert protected["kl_mean"] < unprotected["kl_mean"]
+
+
+def test_a_window_as_long_as_the_text_leaves_nothing_quantised(fused: Path, run):
+    for row in run(fused, methods=("rtn",), recent=4096)[1:]:
+        assert row["kl_mean"] < 1e-4  # rounding to bf16 remains
+
+
+def test_a_fused_folder_is_measured_as_its_simulation_is(
+    fused: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    """The same transforms on the base model give what the fused weights give."""
+    from quantmla.transform.store import FILE_NAME, transforms_from_file
+
+    transforms = transforms_from_file(fused / FILE_NAME)
+    monkeypatch.setattr(evaluation, "fit", lambda *args: transforms)
+    monkeypatch.setattr(evaluation, "published", lambda fmt: fmt)
+    _, simulated, stored = run(fused, methods=("paper",))
+    # rows differ by float32 rounding, which turns single bf16 values and codes
+    assert stored["kl_mean"] == pytest.approx(simulated["kl_mean"], rel=0.05)
+    assert stored["perplexity"] == pytest.approx(simulated["perplexity"], rel=1e-3)
+
+
+def test_recall_is_a_share_of_needles(fused: Path, run):
+    rows = run(fused, needles=1, methods=("rtn",))
+    assert all(0 <= row["recall"] <= 1 for row in rows)  # a random model recalls nothing
+
+
+def test_an_unfused_model_is_compared_with_itself_under_every_method(
+    tiny_model: Tiny, run, monkeypatch: pytest.MonkeyPatch
+):
+    fitted = []
+
+    def fit(source, adapter, name, fmt, device, progress):
+        fitted.append((name, fmt.range_rule))
+        return {}
+
+    monkeypatch.setattr(evaluation, "fit", fit)
+    rows = run(tiny_model("deepseek_v3"))
+    names = ["rtn", "smoothquant", "quarot", "paper", "quantmla"]
+    assert [row["method"] for row in rows] == ["bf16", *names]
+    # the published methods in the published quantiser, ours in our own
+    assert fitted == [(name, "paper") for name in names[:-1]] + [("quantmla", "hold_zero")]
+
+
+@pytest.mark.parametrize("method", [smoothquant, paper])
+def test_methods_are_fitted_with_their_own_amounts(
+    method, tiny_model: Tiny, run, monkeypatch: pytest.MonkeyPatch
+):
+    amounts = {"num_sequences": 3, "held_out_sequences": 2, "sequence_length": 80}
+    monkeypatch.setattr(method, "CALIBRATION", amounts)
+    if method is paper:
+        monkeypatch.setattr(paper, "Options", lambda: replace(PAPER_OPTIONS, steps=2))
+    seen = []
+    learn = evaluation.learn_checkpoint
+
+    def watch(source, adapter, tokens, *args, **kwargs):
+        seen.append((tuple(tokens.train_BS.shape), tuple(tokens.held_out_BS.shape)))
+        return learn(source, adapter, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(evaluation, "learn_checkpoint", watch)
+    name = method.__name__.rpartition(".")[2]
+    _, row = run(tiny_model("deepseek_v3"), methods=(name,))
+    assert row["method"] == name
+    assert seen == [((3, 80), (2, 80))]
+
+
+PAPER_OPTIONS = paper.Options()
+
+
+def test_the_published_quantiser_keeps_groups_pages_and_protection():
+    ours = parse_format("c2r4", group_size=32, num_sink_tokens=1, recent_window=64)
+    found = published(ours)
+    same = ("content_bits", "rope_bits", "group_size", "page_size", "num_sink_tokens")
+    for name in (*same, "recent_window"):
+        assert getattr(found, name) == getattr(ours, name)
+    assert (found.range_rule, found.rope_bands, found.rope_centring) == ("paper", 1, "none")
+    assert (found.content_clip, found.rope_clip) == (1.0, 1.0)
+    assert published(ours.unprotected()).recent_window is None
+
+
+def test_packaged_fits_are_for_the_usual_groups_only(
+    fused: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    """They were learned in groups of 64: this folder's are of 16."""
+
+    def packaged(*args):
+        raise AssertionError("asked for a packaged fit")
+
+    monkeypatch.setattr(evaluation, "packaged_fit", packaged)
+    assert len(run(fused, methods=("rtn",))) == 3
+    with pytest.raises(AssertionError, match="asked for"):
+        run(fused, methods=("rtn",), format="c4r4")
+
+
+def test_what_cannot_be_compared_is_refused(fused: Path, tiny_model: Tiny, tmp_path: Path, run):
+    base = tiny_model("deepseek_v3")
+    with pytest.raises(QuantMLAError, match=r"is not the checkpoint that .* hashes differ"):
+        run(fused, baseline=str(tiny_model("youtu")))
+    with pytest.raises(UsageError, match="it is its own baseline"):
+        run(base, baseline=str(fused))
+    with pytest.raises(UsageError, match="unknown method 'awq'"):
+        run(fused, methods=("awq",))
+    with pytest.raises(UsageError, match="device 'cuda:99'"):
+        run(fused, device="cuda:99")
+    with pytest.raises(UsageError, match="unknown cache format 'c5r4'"):
+        run(fused, format="c5r4")
+    with pytest.raises(UsageError, match="no text file"):
+        run(fused, text=str(tmp_path / "absent.txt"))
+
+
+def test_from_the_command_line(fused: Path, short_text: Path, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(evaluate.__kwdefaults__, "needles", Needles(1, 1536))
+    path = tmp_path / "rows.json"
+    argv = ["eval", str(fused), "--methods", "rtn", "--context", "128", "--limit", "2"]
+    argv += ["--text", str(short_text), "--device", "cpu", "--json", str(path)]
+    assert main(argv) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["method"] for row in rows] == ["bf16", "rtn", "paper"]
+    assert [list(row) for row in rows] == [KEYS] * 3
+    assert rows[0]["tokens"] == 2 * 127
+    shown = capsys.readouterr().out
+    assert "kl_mean" in shown
+    assert f"{rows[2]['kl_mean']:.4g}" in shown
