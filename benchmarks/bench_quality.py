@@ -62,9 +62,9 @@ def quantize(job: tuple[str, str, Path]) -> None:
     print(f"quantize {name}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def measure(job: tuple[EvaluationRequest, int]) -> list[dict]:
+def measure(job: tuple[EvaluationRequest, Needles]) -> list[dict]:
     request, needles = job
-    return [dict(row) for row in evaluate(request, progress=False, needles=Needles(needles, 4096))]
+    return [dict(row) for row in evaluate(request, progress=False, needles=needles)]
 
 
 def main() -> None:
@@ -75,8 +75,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--needles", type=int, default=32)
+    parser.add_argument("--needle-context", type=int, default=4096)
     parser.add_argument("--jobs", type=int, default=6, help="processes at a time")
     args = parser.parse_args()
+    needles = Needles(args.needles, args.needle_context)
     args.fits.mkdir(parents=True, exist_ok=True)
     outs = {name: args.work / f"nano-{name}" for name in FORMATS}
     requests = [
@@ -97,9 +99,10 @@ def main() -> None:
             done.result()
         rows = [
             row
-            for part in pool.map(measure, [(request, args.needles) for request in requests])
+            for part in pool.map(measure, [(request, needles) for request in requests])
             for row in part
         ]
+        rows = rows[:1] + [row for row in rows if row["format"] != "bf16"]
     for row in rows:
         print(row, flush=True)
     gpu_names = [gpu["name"] for gpu in gpus()] if args.device != "cpu" else []
@@ -111,7 +114,7 @@ def main() -> None:
         "sha256": open_source("nano").digest(),
         "windows": args.windows,
         "needles_of_each_kind": args.needles,
-        "needle_context": 4096,
+        "needle_context": args.needle_context,
     }
     path = args.out or ROOT / f"benchmarks/results/quality_nano_{date.today():%Y%m%d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,10 +50,13 @@ def _line(row: Row) -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
-    """One table per format and protection, rows as they stand in the file."""
+    """One table per format and protection; the unquantised model heads each."""
+    plain = [row for row in rows if row["format"] == "bf16"][:1]
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((str(row["format"]), protection(row)), []).append(row)
+        if row["format"] != "bf16":
+            key = str(row["format"]), protection(row)
+            groups.setdefault(key, list(plain)).append(row)
     parts = []
     for (name, kept), members in groups.items():
         words = "unprotected" if kept == "none" else f"protected ({kept} tokens in bf16)"

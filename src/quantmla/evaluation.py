@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from quantmla.arch import Adapter, adapter_for
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
@@ -29,6 +28,7 @@ from quantmla.progress import bars, say
 from quantmla.quant.format import CacheFormat, paper_format, parse_format
 from quantmla.recipe import EvaluationRequest
 from quantmla.transform.layer import LayerTransform
+from quantmla.verify import load_model
 
 BASELINES = ("rtn", "smoothquant", "quarot", "paper")
 DEFAULT_CONTEXT = 2048
@@ -64,13 +64,13 @@ def evaluate(
     for name in methods:
         load_method(name)
     text = default_text() if request.text is None else read_text(request.text)
-    base = load_model(subject.base.path, device)
+    base = _loaded(subject.base.path, device)
     longest = _positions(base)
     context = request.context or min(DEFAULT_CONTEXT, longest)
     variants = [_fitted(subject, name, fmt, device, progress) for name in methods]
     if subject.fused is not None:
         own = subject.fused.config[CONFIG_KEY]["method"]
-        model = load_model(subject.fused.path, device)
+        model = _loaded(subject.fused.path, device)
         variants.append(Variant(name=own, model=model, fmt=fmt))
     settings = Settings(
         context=context,
@@ -182,14 +182,6 @@ def _positions(model: Any) -> int:
     return int(model.config.get_text_config().max_position_embeddings)
 
 
-def load_model(path: Path, device: str) -> nn.Module:
-    """The checkpoint in float32, so that only the cache differs between variants."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise QuantMLAError(f"transformers cannot load {path}: {reason}") from error
-    moved: nn.Module = model.to(device).eval()
-    return moved
+def _loaded(path: Path, device: str) -> Any:
+    """In float32, so that only the cache differs between variants."""
+    return load_model(path, torch.float32).to(device)

@@ -203,14 +203,15 @@ def verify_logits(
 
 
 def _logits(path: Path, tokens_BS: Tensor, dtype: torch.dtype, device: str) -> Tensor:
-    model = _load(path, dtype).to(device)
+    model = load_model(path, dtype).to(device)
     rows = [
         model(input_ids=row[None].to(device), use_cache=False).logits.cpu() for row in tokens_BS
     ]
     return torch.cat(rows).float()
 
 
-def _load(path: Path, dtype: torch.dtype) -> Any:
+def load_model(path: Path, dtype: torch.dtype) -> Any:
+    """The checkpoint as transformers runs it, on the CPU, without a bar on stderr."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
