@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from quantmla.evaluate.retrieval import KINDS
-from quantmla.evaluation import DEFAULT_CONTEXT, DEFAULT_WINDOWS, NEEDLE_CONTEXT, NEEDLES
+from quantmla.evaluation import DEFAULT_CONTEXT, DEFAULT_WINDOWS, FEW_NEEDLES
 from quantmla.method import METHODS, load_method, options_for
 from quantmla.method.paper import Options as PaperOptions
 from quantmla.method.quantmla import Options
@@ -67,7 +67,7 @@ def test_the_recipe_of_the_guide_is_valid():
 def test_amounts_of_an_evaluation():
     text = " ".join(USING.split())
     assert f"({DEFAULT_WINDOWS} of {DEFAULT_CONTEXT:,}," in text
-    assert NEEDLES * len(KINDS) == 12
-    assert "twelve planted facts" in text
-    assert f"inputs of {NEEDLE_CONTEXT:,} tokens" in text
+    assert FEW_NEEDLES.of_each_kind * len(KINDS) == 6
+    assert "six planted facts" in text
+    assert f"inputs of {FEW_NEEDLES.context:,} tokens" in text
     assert f"above {MAX_FOLD_ERROR:.0e}".replace("e-09", "e-9") in text
