@@ -50,6 +50,8 @@ def keep_fit(job: tuple[str, str, str, Path]) -> None:
 
 def quantize(job: tuple[str, str, Path]) -> None:
     name, device, out = job
+    if (out / "config.json").is_file():  # of an earlier, interrupted run
+        return
     data = {
         "format": {"name": name},
         "output": {"folder": str(out)},
