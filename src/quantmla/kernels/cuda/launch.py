@@ -11,7 +11,7 @@ from quantmla.errors import QuantMLAError
 from quantmla.kernels.cuda.arguments import Arguments
 from quantmla.kernels.cuda.build import cubin
 
-COMBINE_THREADS, COMBINE_SLICES, COMBINE_SHARED = 128, 4, 4096
+COMBINE_SLICES = 4  # of a row, each a block
 SHARED_LIMIT = 227 * 1024
 
 
@@ -75,6 +75,11 @@ def tensor_map(pointer: int, row_bytes: int, page_stride: int, num_pages: int) -
     )
 
 
+def combine_threads(rows: int, blocks: int) -> int:
+    """Few rows have many parts: more warps share them."""
+    return 512 if rows * COMBINE_SLICES <= 2 * blocks else 128
+
+
 def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, blocks: int) -> None:
     """Both launches; the second may be set up while the first still runs."""
     pages = view.pages_JY
@@ -90,7 +95,8 @@ def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, bl
         rows = arguments.batch * arguments.query_len * arguments.heads
         only = (ctypes.c_void_p * 1)(pointer)
         grid = (rows, COMBINE_SLICES)
-        _launch(loaded.combine, grid, COMBINE_THREADS, COMBINE_SHARED, (stream, only, True))
+        threads = combine_threads(rows, blocks)
+        _launch(loaded.combine, grid, threads, threads * 16, (stream, only, True))
 
 
 def _launch(
