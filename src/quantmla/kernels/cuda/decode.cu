@@ -79,6 +79,7 @@ DEVICE void attend(const Arguments& p, const TensorMap* map, const Place& at, co
   clear(o, l);
   // the first page's probabilities go to the other buffer: other warps may still read this one
   if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);
+  settle_output(o);  // the compiler spills in the loop below without
 #ifdef MEANS_AHEAD
   u32 ahead = 0;  // pages of this part
 #endif
