@@ -16,6 +16,7 @@ SHARED_LIMIT = 227 * 1024
 
 
 class Kernels(NamedTuple):
+    module: Any
     decode: Any
     combine: Any
     shared_bytes: int
@@ -49,7 +50,7 @@ def load(image: bytes, shared_bytes: int, device: torch.device) -> Kernels:
         combine = check(driver.cuModuleGetFunction(module, b"combine"))
         most_shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(decode, most_shared, shared_bytes))
-    return Kernels(decode, combine, shared_bytes)
+    return Kernels(module, decode, combine, shared_bytes)
 
 
 @cache
