@@ -85,7 +85,8 @@ DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
     int high = places > filled ? min(most, total / (places - filled) + 1) : most;
     int chunk = max(low + ((high - low) * lane + 30) / 31, 1);
     int count = 0;
-    for (int b = 0; b < p.batch; b++) count += (cost_of(p, b) + chunk - 1) / chunk;
+    float inverse = 1.0f / chunk;  // exact below two million pages: the half keeps away from integers
+    for (int b = 0; b < p.batch; b++) count += (int)((cost_of(p, b) + chunk - 0.5f) * inverse);
     u32 fits = vote(count <= places);
     if (!fits) continue;
     chunk = max(shuffle(chunk, first_set(fits)), LEAST_CHUNK);
