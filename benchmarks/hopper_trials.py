@@ -4,8 +4,11 @@ A trial's replacements change the kernels' source text, so that the sources carr
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hopper_trace import STAMPS
+
+HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,6 @@ NO_SOFTMAX = (
     "    }\n    softmax(at, turn % 2, s, o, l);\n",
     "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
-EARLY_SCORES = (
-    "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n"
-    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n  mma_wait<0>();\n  settle(s);\n"
-    "  score_group(at, first, 0, acc[0]);\n",
-    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n"
-    "  score_group(at, first, 0, acc[0]);\n"
-    "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n",
-)
 NO_MEAN = (
     "  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));\n"
     "  mma_commit();\n}",
@@ -60,6 +55,28 @@ SUBNORMAL_VALUES = (
     "  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, scale, offset);\n"
     "  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, scale, offset);\n",
 )
+
+# a shorter loop, should fetching instructions be the limit
+ROLLED_VALUES = (
+    (
+        "#pragma unroll\n  for (u32 i = 0; i < 8; i++) {\n    V4 x = next, s = next_scale;",
+        "#pragma unroll 1\n  for (u32 i0 = 0; i0 < 8; i0 += 2) {\n   settle_output(o);\n"
+        "#pragma unroll\n   for (u32 i = i0; i < i0 + 2; i++) {\n    V4 x = next, s = next_scale;",
+    ),
+    (
+        "    if (i < 7) mma_wait<1>();\n  }\n  mma_wait<0>();",
+        "    mma_wait<1>();\n   }\n   mma_wait<0>();\n   settle_output(o);\n  }\n",
+    ),
+)
+
+
+def paired_scores() -> tuple[str, str]:
+    """The scores of 4-bit content as hopper_paired.cuh has them."""
+    kernels = HERE.parent / "src/quantmla/kernels/cuda"
+    own = (kernels / "content4.cuh").read_text()
+    start, end = own.index("DEVICE void score_group("), own.index("DEVICE void scale_nibbles(")
+    return own[start:end], (HERE / "hopper_paired.cuh").read_text()
+
 
 NO_WINDOW = (
     "  if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);\n",
@@ -167,11 +184,14 @@ TRIALS = (
     Trial("n16_wg3_st2_means", 16, 3, 2, defines=("MEANS_AHEAD",), full=True),
     Trial("n32_wg2_st3_means", 32, 2, 3, defines=("MEANS_AHEAD",)),
     Trial("c2_n16_wg3_st2_means", 16, 3, 2, defines=("MEANS_AHEAD",), fmt="c2r4"),
-    Trial("n16_wg3_st2_early", 16, 3, 2, replace=(EARLY_SCORES,)),
-    Trial("n16_wg2_st3_early", 16, 2, 3, replace=(EARLY_SCORES,)),
     Trial("n32_wg2_st2", 32, 2, 2),
-    Trial("n32_wg2_st3_early", 32, 2, 3, replace=(EARLY_SCORES,)),
     Trial("n16_scores_deep", 16, 3, 2, replace=DEEPER_SCORES),
+    Trial("n16_values_rolled", 16, 3, 2, replace=ROLLED_VALUES),
+    Trial("n16_paired", 16, 3, 2, replace=(paired_scores(),), shapes=BOTH),
+    Trial("n16_paired_means", 16, 3, 2, defines=("MEANS_AHEAD",), replace=(paired_scores(),)),
+    Trial("n16_paired_rolled", 16, 3, 2, replace=(paired_scores(), *ROLLED_VALUES)),
+    Trial("n16_wg2_st4_paired", 16, 2, 4, replace=(paired_scores(),)),
+    Trial("n32_paired", 32, 2, 3, replace=(paired_scores(),)),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
     Trial("n16_window_10", 16, 3, 2, replace=(window_pages(10),), shapes=BOTH),

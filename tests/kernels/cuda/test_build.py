@@ -9,6 +9,7 @@ import pytest
 
 from quantmla.kernels.cuda.backend import NARROW, WIDE, variant_for
 from quantmla.kernels.cuda.build import cubin, defines
+from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.quant.format import parse_format
 from quantmla.quant.layout import page_layout
 
@@ -64,3 +65,8 @@ def test_page_loop(tmp_path, name, variant, most):
 def test_variant_by_rows():
     assert variant_for(1) == variant_for(16) == NARROW
     assert variant_for(17) == variant_for(128) == WIDE
+
+
+def test_few_rows_are_combined_by_more_warps():
+    assert combine_threads(16, 132) == 512
+    assert combine_threads(16 * 32, 132) == 128
