@@ -191,6 +191,7 @@ TRIALS = (
     Trial("n16_paired_means", 16, 3, 2, defines=("MEANS_AHEAD",), replace=(paired_scores(),)),
     Trial("n16_paired_rolled", 16, 3, 2, replace=(paired_scores(), *ROLLED_VALUES)),
     Trial("n16_wg2_st4_paired", 16, 2, 4, replace=(paired_scores(),)),
+    Trial("n16_wg2_st4_ahead", 16, 2, 4, defines=("PAIRS_AHEAD",), replace=(paired_scores(),)),
     Trial("n32_paired", 32, 2, 3, replace=(paired_scores(),)),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),

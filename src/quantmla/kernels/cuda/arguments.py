@@ -82,7 +82,9 @@ def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, column
     q = query.latent_BSNR
     batch, query_len, heads, rank = q.shape
     tiles = -(-query_len * heads // columns)
-    parts = max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
+    parts = (
+        max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
+    )
     device, f32 = q.device, torch.float32
     return Buffers(
         torch.empty(parts, columns, rank, device=device, dtype=f32),
