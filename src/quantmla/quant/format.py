@@ -10,6 +10,7 @@ BITS = (2, 3, 4, 8, 16)
 RopeCentring = Literal["page", "none"]
 RangeRule = Literal["hold_zero", "paper"]
 VERSION = 1
+MOST_TOKENS = 2**31 - 1  # lengths are int32
 
 # Share of a group's min-max range that the codes span. Few codes gain from clipping; learned groups
 # want less of it than normal ones, and from 4 bits on hardly any (docs/maths.md).
@@ -71,6 +72,13 @@ class CacheFormat:
             f"recent_window {self.recent_window} is negative",
             UsageError,
         )
+        for name in ("num_sink_tokens", "recent_window"):
+            value = getattr(self, name)
+            require(
+                value is None or value <= MOST_TOKENS,
+                f"{name} {value} is more than {MOST_TOKENS}",
+                UsageError,
+            )
         require(
             self.recent_window is not None or self.num_sink_tokens == 0,
             "an unprotected cache has no sinks: num_sink_tokens must be 0",
@@ -121,7 +129,7 @@ class CacheFormat:
 
 def parse_format(name: str, **changes: Any) -> CacheFormat:
     """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; rope keys of 4 bits or less are centred."""
-    match = re.fullmatch(r"(?:quantmla[_-])?c(\d+)r(\d+)", name.strip().lower())
+    match = re.fullmatch(r"(?:quantmla[_-])?c([0-9]+)r([0-9]+)", name.strip().lower())
     allowed = f"c<bits>r<bits> with bits of {BITS}, for example c4r4"
     require(match is not None, f"unknown cache format {name!r}: use {allowed}", UsageError)
     assert match is not None
