@@ -215,7 +215,7 @@ def test_from_the_command_line(fused: Path, short_text: Path, tmp_path: Path, ca
     [
         ({"context": 100_000}, "context 100000 is more than the model's 2560 positions"),
         ({"text": "short"}, "the text has 8 tokens"),
-        ({"needles": 1, "text": "needle"}, "too short for needles"),
+        ({"needles": 1, "text": "needle"}, "usable words for keys"),
         ({"format": "c4r4", "model": "longcat_flash"}, "not a multiple of group_size 64"),
     ],
 )

@@ -23,13 +23,11 @@ def sole_user(folder: Path) -> Iterator[None]:
         raise QuantMLAError(f"cannot use {folder} as work folder: {error.strerror}") from error
     try:
         _lock(descriptor, folder)
-        yield
-        with suppress(OSError):  # not empty, or gone
-            folder.rmdir()
-    except BaseException:
-        with suppress(OSError):
-            folder.rmdir()
-        raise
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # not empty, or gone
+                folder.rmdir()
     finally:
         os.close(descriptor)
 

@@ -236,7 +236,7 @@ def test_missing_sizes_are_named(tiny_checkpoint: Tiny):
 def test_a_number_of_layers_that_cannot_be_meant(layers, tiny_checkpoint):
     source = open_source(tiny_checkpoint("deepseek_v3"))
     config = dict(source.config) | {"num_hidden_layers": layers}
-    with pytest.raises(UnsupportedModel, match="num_hidden_layers|layers, but there is no"):
+    with pytest.raises(UnsupportedModel, match=r"num_hidden_layers|layers, but there is no"):
         adapter_for(config).sites(config, source.names)
 
 

@@ -95,5 +95,5 @@ def test_values_that_are_not_finite_are_refused(tmp_path):
     tensors = load_file(path)
     tensors["a.content.scale"][0] = float("nan")
     save_file(tensors, path)
-    with pytest.raises(QuantMLAError, match="NaN or infinity in a.content.scale"):
+    with pytest.raises(QuantMLAError, match=r"NaN or infinity in a\.content\.scale"):
         transforms_from_file(path)
