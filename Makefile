@@ -22,8 +22,8 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## times what runs on this machine; results go to benchmarks/results
-	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+bench: $(STAMP)  ## the quality table of the embedded model, to benchmarks/results
+	$(BIN)/python benchmarks/bench_quality.py --work out/bench
 
 # A GPU's torch is the machine's own: the pinned environment may hold a CPU build. Only files with
 # GPU tests are collected, so that the machine need not have what the others import.

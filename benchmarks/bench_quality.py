@@ -1,6 +1,6 @@
 """The quality table of nano: every method, both formats, protected and not, on one machine.
 
-    python benchmarks/bench_quality.py --work DIR [--out FILE] [--device cuda] [--windows 24]
+    python benchmarks/bench_quality.py --work DIR [--out FILE] [--device auto] [--windows 24]
 
 Quantizes nano with our method, fits the others on the base model with their own amounts of
 calibration text, and keeps the fits that take long in `src/quantmla/assets/fits`, so that
@@ -21,6 +21,7 @@ import torch
 from quantmla import pipeline
 from quantmla.arch import adapter_for
 from quantmla.checkpoint.source import open_source
+from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.evaluation import Needles, evaluate, fit, published
 from quantmla.fits import fit_name
@@ -74,12 +75,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fits", type=Path, default=FITS)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--needles", type=int, default=32)
     parser.add_argument("--needle-context", type=int, default=4096)
-    parser.add_argument("--jobs", type=int, default=6, help="processes at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     args = parser.parse_args()
+    args.device = resolve_device(args.device)
     needles = Needles(args.needles, args.needle_context)
     args.fits.mkdir(parents=True, exist_ok=True)
     outs = {name: args.work / f"nano-{name}" for name in FORMATS}

@@ -42,7 +42,7 @@ def _plans(shape: Shape) -> dict[str, Schedule]:
             plans[name] = plan
             if fill == 2:
                 plans["no_prefetch_" + name] = plan._replace(prefetch=False)
-                plans["one_stage_" + name] = plan._replace(stages=1)
+                plans["two_stages_" + name] = plan._replace(stages=2)
     return plans
 
 

@@ -17,8 +17,12 @@ VARIANTS = ROOT / "benchmarks/decode_variants.py"
 
 
 def run(name: str, command: list[str], out: Path, seconds: float) -> None:
+    """Its output goes to the session's one log."""
     start = time.monotonic()
-    with (out / f"{name}.txt").open("w") as log:
+    with (out / "session.txt").open("a") as log:
+        log.write(f"== {name}\n")
+        log.flush()
+        begin = log.tell()
         try:
             done = subprocess.run(
                 command,
@@ -32,7 +36,8 @@ def run(name: str, command: list[str], out: Path, seconds: float) -> None:
         except subprocess.TimeoutExpired:
             code = "timed out"
     print(f"== {name}: {code}, {time.monotonic() - start:.0f} s", flush=True)
-    print("".join((out / f"{name}.txt").read_text().splitlines(keepends=True)[-30:]), flush=True)
+    lines = (out / "session.txt").read_bytes()[begin:].decode(errors="replace").splitlines(True)
+    print("".join(lines[-30:]), flush=True)
 
 
 def main() -> None:

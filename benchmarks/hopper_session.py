@@ -3,136 +3,30 @@
     python benchmarks/hopper_session.py [--out FOLDER] [--seconds 170] [--only NAME ...]
 
 Compiles all variants in parallel, then a worker process checks and times them one by one; a worker
-that hangs or dies is replaced, and only the variant it was at is lost. Writes results.json and
-notes.md and, if there is time, ncu.txt. For compute-sanitizer: --check FOLDER TRIAL --pool 2048.
+that hangs or dies is replaced, and only the variant it was at is lost. Writes results.json, as
+results come, then notes.md and, if there is time, ncu.txt; the rest is in a temporary folder.
+For compute-sanitizer: --check FOLDER TRIAL --pool 2048.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+
+import hopper_trace
+from hopper_trials import CHECKS, MAIN_SHAPE, SHAPES, TRIALS, Trial
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 PAGE, RANK, ROPE, WINDOW_PAGES = 64, 512, 64, 4
 POOL_PAGES = 65536  # 1.34 GB, 22 times the L2
-
-
-@dataclass(frozen=True)
-class Trial:
-    name: str
-    columns: int
-    warpgroups: int
-    stages: int
-    tma: bool = True
-    per_sm: int = 1
-    defines: tuple[str, ...] = ()
-    replace: tuple[tuple[str, str], ...] = ()
-    right: bool = True  # False: a part of the work is left out, to see what it costs
-    only_if_wrong: bool = False  # a fallback: tried if the first trial is wrong
-    full: bool = False  # timed on every shape
-    fmt: str = "c4r4"
-
-
-NO_SCORES = (
-    "    score_page(at, stage, means, s);\n",
-    "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n",
-)
-NO_VALUES = ("    value_page(at, stage, turn % 2, o);\n", "")
-NO_SOFTMAX = (
-    "    }\n    softmax(at, turn % 2, s, o, l);\n",
-    "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
-)
-EARLY_SCORES = (
-    "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n"
-    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n  mma_wait<0>();\n  settle(s);\n"
-    "  score_group(at, first, 0, acc[0]);\n",
-    "  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);\n"
-    "  score_group(at, first, 0, acc[0]);\n"
-    "  prepare_scores(at, stage);\n  sync_warp();\n  score_offsets(at, means, s);\n",
-)
-NO_MEAN = (
-    "  for (int k = 0; k < 4; k++) mma<1>(s, mean[k], query_tile(MEAN_TILE + k));\n"
-    "  mma_commit();\n}",
-    "  mma_commit();\n}",
-)
-# the cost of reading nibbles of values as subnormals, scales aside: 9 instructions instead of 11
-SUBNORMAL_VALUES = (
-    "  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);\n",
-    "  u32 y = x >> 8;\n"
-    "  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, scale, offset);\n"
-    "  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, scale, offset);\n",
-)
-
-TRIALS = (
-    Trial("n16_wg3_st2", 16, 3, 2, full=True),
-    Trial("n32_wg2_st3", 32, 2, 3, full=True),
-    Trial("c2_n16_wg3_st2", 16, 3, 2, fmt="c2r4"),
-    Trial("c2_n16_wg3_st3", 16, 3, 3, fmt="c2r4"),
-    Trial("c2_n32_wg2_st3", 32, 2, 3, fmt="c2r4"),
-    Trial("n16_wg3_st2_cpasync", 16, 3, 2, tma=False),
-    Trial("n32_wg2_st3_cpasync", 32, 2, 3, tma=False, only_if_wrong=True),
-    Trial("n16_wg2_st2_cpasync", 16, 2, 2, tma=False, only_if_wrong=True),
-    Trial("n16_wg3_st2_swapped", 16, 3, 2, defines=("SWAP_STRIDES",), only_if_wrong=True),
-    Trial(
-        "n16_wg3_st2_swapped_cpasync",
-        16,
-        3,
-        2,
-        tma=False,
-        defines=("SWAP_STRIDES",),
-        only_if_wrong=True,
-    ),
-    Trial("n16_wg2_st2", 16, 2, 2),
-    Trial("n16_wg2_st4", 16, 2, 4),
-    Trial("n16_wg1_st2_x3", 16, 1, 2, per_sm=3, defines=("BLOCKS_PER_SM=3",)),
-    Trial("n16_wg1_st3_x2", 16, 1, 3, per_sm=2, defines=("BLOCKS_PER_SM=2",)),
-    Trial("n32_wg1_st2_x2", 32, 1, 2, per_sm=2, defines=("BLOCKS_PER_SM=2",)),
-    Trial("n16_wg3_st2_means", 16, 3, 2, defines=("MEANS_AHEAD",), full=True),
-    Trial("n32_wg2_st3_means", 32, 2, 3, defines=("MEANS_AHEAD",)),
-    Trial("c2_n16_wg3_st2_means", 16, 3, 2, defines=("MEANS_AHEAD",), fmt="c2r4"),
-    Trial("n16_wg3_st2_early", 16, 3, 2, replace=(EARLY_SCORES,)),
-    Trial("n16_wg2_st3_early", 16, 2, 3, replace=(EARLY_SCORES,)),
-    Trial("n32_wg2_st2", 32, 2, 2),
-    Trial("n32_wg2_st3_early", 32, 2, 3, replace=(EARLY_SCORES,)),
-    Trial("n16_no_mean", 16, 3, 2, replace=(NO_MEAN,), right=False),
-    Trial("n16_subnormal_values", 16, 3, 2, replace=(SUBNORMAL_VALUES,), right=False),
-    Trial("n16_loads_only", 16, 3, 2, replace=(NO_SCORES, NO_SOFTMAX, NO_VALUES), right=False),
-    Trial("n16_no_values", 16, 3, 2, replace=(NO_VALUES,), right=False),
-    Trial("n16_no_scores", 16, 3, 2, replace=(NO_SCORES,), right=False),
-    Trial("n16_no_softmax", 16, 3, 2, replace=(NO_SOFTMAX,), right=False),
-    Trial("n32_no_values", 32, 2, 3, replace=(NO_VALUES,), right=False),
-    Trial("n32_no_scores", 32, 2, 3, replace=(NO_SCORES,), right=False),
-)
-# heads, context, batch
-MAIN_SHAPE = {16: (16, 32768, 32), 32: (32, 32768, 32)}
-SHAPES = {
-    16: (
-        (16, 32768, 32),
-        (16, 8192, 32),
-        (16, 131072, 1),
-        (16, 131072, 8),
-        (16, 32768, 1),
-        (16, 8192, 1),
-    ),
-    32: ((32, 32768, 32), (64, 32768, 32), (128, 32768, 32), (32, 8192, 32), (32, 131072, 1)),
-}
-# heads, query length, lengths, splits
-CHECKS = (
-    (16, 1, (1, 63, 700, 5000), None),
-    (16, 1, (300,), 1),
-    (5, 3, (0, 129, 130, 191, 193, 4096), None),
-    (64, 2, (2000, 65), 3),
-)
 
 
 def layout(fmt: str):
@@ -238,13 +132,14 @@ class Worker:
             self.pools[self.fmt.name] = pool
         return self.pools[self.fmt.name]
 
-    def view(self, lengths, first_page: int = 0):
+    def view(self, lengths, first_page: int = 0, pool: int = 0, shuffled: bool = True):
         from quantmla.cache.view import CacheView
 
         torch, batch = self.torch, len(lengths)
         need = [max(length, 1) // PAGE + 1 for length in lengths]
         table = torch.full((batch, max(need)), -1, dtype=torch.int32, device=self.device)
         order = torch.randperm(POOL_PAGES, generator=self.generator, device=self.device).int()
+        order = (order if shuffled else order.sort().values) % (pool or POOL_PAGES)
         at = first_page
         for b, count in enumerate(need):
             table[b, :count] = order[torch.arange(at, at + count, device=self.device) % POOL_PAGES]
@@ -338,8 +233,10 @@ class Worker:
         with torch.cuda.graph(graph):
             for call in calls:
                 call()
-        for _ in range(3):
+        warm = time.time()
+        while time.time() < warm + 0.06:  # until clocks are up
             graph.replay()
+            torch.cuda.synchronize()
         times = []
         for _ in range(replays):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -355,21 +252,31 @@ class Worker:
         query = self.query(batch, 1, heads)
         pages = context * batch // PAGE
         sets = max(2, min(24, POOL_PAGES // pages))
-        views = [self.view([context] * batch, first_page=i * pages) for i in range(sets)]
+        views = [
+            self.view([context] * batch, i * pages, trial.pool, trial.shuffled) for i in range(sets)
+        ]
         us = self.microseconds([lambda v=v: self.call(trial, loaded, query, v) for v in views])
         ps = us * 1e6 / (context * batch)
-        self.note(
-            kind="time",
-            trial=trial.name,
-            heads=heads,
-            context=context,
-            batch=batch,
-            us=us,
-            ps_per_token=ps,
-            right=trial.right,
-            format=trial.fmt,
-            terabytes_per_second=layout(trial.fmt).page_bytes / PAGE * context * batch / us / 1e6,
-        )
+        bytes_read = layout(trial.fmt).page_bytes / PAGE * context * batch
+        row = {
+            "kind": "time",
+            "trial": trial.name,
+            "heads": heads,
+            "context": context,
+            "batch": batch,
+            "us": us,
+            "ps_per_token": ps,
+            "right": trial.right,
+            "format": trial.fmt,
+            "terabytes_per_second": bytes_read / us / 1e6,
+        }
+        if trial.traced:
+            hopper_trace.clear(loaded.module)
+            for view in views:
+                self.call(trial, loaded, query, view)
+            self.torch.cuda.synchronize()
+            row["trace"] = hopper_trace.read(loaded.module)
+        self.note(**row)
 
     def trial(self, trial: Trial) -> None:
         self.use(trial.fmt)
@@ -378,12 +285,27 @@ class Worker:
         self.note(kind="checked", trial=trial.name, good=good)
         if trial.only_if_wrong and not good:
             return
-        for shape in SHAPES[trial.columns] if trial.full else (MAIN_SHAPE[trial.columns],):
+        usual = SHAPES[trial.columns] if trial.full else (MAIN_SHAPE[trial.columns],)
+        for shape in trial.shapes or usual:
             self.time(trial, loaded, shape)
+
+
+def machine() -> dict:
+    import torch
+
+    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"]
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver, clock": subprocess.run(query, capture_output=True, text=True).stdout.strip(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def work(folder: Path, names: list[str]) -> None:
     worker = Worker(folder)
+    worker.note(kind="machine", **machine())
     for name in names:
         trial = next(t for t in TRIALS if t.name == name)
         worker.note(kind="start", trial=name, at=time.time())
@@ -423,7 +345,16 @@ def rows_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def run_worker(folder: Path, names: list[str], deadline: float) -> list[str]:
+def write_results(folder: Path, out: Path) -> None:
+    """All rows so far; beside, then renamed, so that there is always a whole file."""
+    rows = folder / "results.json"
+    rows.write_text(json.dumps(rows_of(folder), indent=1))
+    part = out / "results.json.part"
+    shutil.copyfile(rows, part)
+    part.replace(out / "results.json")
+
+
+def run_worker(folder: Path, out: Path, names: list[str], deadline: float) -> list[str]:
     """Runs trials; returns those still to do when the worker ended, without the one it was at."""
     log = open(folder / "worker.log", "a")  # noqa: SIM115 - the worker's, as long as it runs
     process = subprocess.Popen(
@@ -435,6 +366,7 @@ def run_worker(folder: Path, names: list[str], deadline: float) -> list[str]:
         count = len(rows_of(folder))
         if count > seen:
             seen, last = count, time.time()
+            write_results(folder, out)
         if time.time() - last > 12:
             break
     if process.poll() is None:
@@ -461,33 +393,98 @@ def after_failure(
     return [n for n in names if not (hung and by_name[n].tma)], []
 
 
-def report(folder: Path, errors: dict[str, str]) -> str:
-    rows = rows_of(folder)
+def time_lines(rows: list[dict]) -> list[str]:
+    good = {row["trial"]: row["good"] for row in rows if row["kind"] == "checked"}
     lines = [
         "| trial | right | shape (heads, context x batch) | us | ps per token | TB/s |",
         "|---|---|---|---|---|---|",
     ]
-    good = {row["trial"]: row["good"] for row in rows if row["kind"] == "checked"}
     for row in rows:
         if row["kind"] == "time":
             right = "part" if not row["right"] else "yes" if good.get(row["trial"]) else "NO"
             cells = (row["trial"], right, f"{row['heads']}, {row['context']} x {row['batch']}")
             numbers = (row["us"], row["ps_per_token"], row["terabytes_per_second"])
             lines.append("| " + " | ".join([*cells, *(f"{x:.2f}" for x in numbers)]) + " |")
-    lines += ["", "Checks: relative error of the output, error of the LSE, same bits twice", ""]
+    return lines
+
+
+def check_lines(rows: list[dict]) -> list[str]:
+    lines = ["", "Checks, the worst: relative error, error of the LSE, same bits twice", ""]
+    checks: dict[str, list[dict]] = {}
     for row in rows:
         if row["kind"] == "check":
-            shape = f"{row['trial']} h{row['heads']} q{row['query_len']} {row['lengths']}"
-            result = f"{row['error']:.2e} {row['lse_error']:.1e} {row['same']}"
-            lines.append(f"- {shape}: {result}{'' if row['passed'] else ' WRONG'}")
-    ended = {row["trial"] for row in rows if row["kind"] in ("end", "failed")}
+            checks.setdefault(row["trial"], []).append(row)
+    for name, found in checks.items():
+        error, lse = max(r["error"] for r in found), max(r["lse_error"] for r in found)
+        wrong = [r["lengths"] for r in found if not r["passed"]]
+        result = f"{error:.2e} {lse:.1e} {all(r['same'] for r in found)}"
+        lines.append(f"- {name}: {result}" + (f" WRONG: {wrong}" if wrong else ""))
+    return lines
+
+
+def trace_lines(rows: list[dict]) -> list[str]:
+    lines = ["", "Traces: least, median, mean, most, how many", ""]
     for row in rows:
-        if row["kind"] == "failed":
-            lines.append(f"- failed: {row['trial']}: {row['error']}")
-        if row["kind"] == "start" and row["trial"] not in ended:
-            lines.append(f"- hung or died: {row['trial']}")
-    lines += [f"- not compiled: {name}: {error}" for name, error in errors.items() if error]
-    return "\n".join(lines)
+        if "trace" in row:
+            lines.append(f"- {row['trial']}, {row['heads']}, {row['context']} x {row['batch']}")
+            lines += [f"  - {name}: {phases}" for name, phases in row["trace"].items()]
+    return lines
+
+
+def failure_lines(rows: list[dict], errors: dict[str, str]) -> list[str]:
+    lines = [f"- failed: {r['trial']}: {r['error']}" for r in rows if r["kind"] == "failed"]
+    ended = {row["trial"] for row in rows if row["kind"] in ("end", "failed")}
+    started = [row["trial"] for row in rows if row["kind"] == "start"]
+    lines += [f"- hung or died: {name}" for name in started if name not in ended]
+    return lines + [f"- not compiled: {name}: {error}" for name, error in errors.items() if error]
+
+
+def report(folder: Path, errors: dict[str, str]) -> str:
+    rows = rows_of(folder)
+    parts = (time_lines(rows), check_lines(rows), trace_lines(rows), failure_lines(rows, errors))
+    return "\n".join(line for lines in parts for line in lines)
+
+
+def profile(folder: Path, out: Path, name: str, seconds: float) -> None:
+    """What Nsight Compute says of one launch."""
+    command = ["ncu", "--clock-control", "none", "-k", "regex:decode", "-s", "1", "-c", "1"]
+    for section in (
+        "SpeedOfLight",
+        "WarpStateStats",
+        "ComputeWorkloadAnalysis",
+        "MemoryWorkloadAnalysis",
+        "SchedulerStats",
+        "InstructionStats",
+    ):
+        command += ["--section", section]
+    command += [sys.executable, __file__, "--profile", str(folder), name]
+    with open(out / "ncu.txt", "w") as text:
+        try:
+            subprocess.run(command, stdout=text, stderr=text, timeout=max(10, seconds))
+        except (OSError, subprocess.TimeoutExpired) as error:
+            text.write(str(error))
+
+
+def session(folder: Path, out: Path, trials: list[Trial], seconds: float) -> None:
+    start = time.time()
+    errors = compile_all(trials, folder)
+    failed = {n: e for n, e in errors.items() if e}
+    print(f"compiled in {time.time() - start:.1f} s", failed, flush=True)
+    able = [t for t in trials if not errors[t.name]]
+    left = [t.name for t in able if not t.only_if_wrong]
+    deadline = start + seconds - 35
+    fallbacks = [t.name for t in able if t.only_if_wrong]
+    while left and time.time() < deadline:
+        left = run_worker(folder, out, left, deadline)
+        left, fallbacks = after_failure(folder, left, fallbacks)
+    write_results(folder, out)
+    text = report(folder, errors) + (f"\n- no time for: {left}" if left else "")
+    (out / "notes.md").write_text(text + "\n")
+    if able and time.time() < start + seconds - 25:
+        profile(folder, out, able[0].name, start + seconds - time.time())
+    print(text)
+    print((folder / "worker.log").read_text()[-1500:])
+    print(f"{time.time() - start:.0f} s")
 
 
 def main() -> None:
@@ -513,52 +510,11 @@ def main() -> None:
     if args.profile or args.check:
         folder, name = args.profile or args.check
         return single(Path(folder), name, bool(args.check))
-    start = time.time()
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
     trials = [t for t in TRIALS if not args.only or t.name in args.only]
-    errors = compile_all(trials, folder)
-    print(
-        f"compiled in {time.time() - start:.1f} s",
-        {n: e for n, e in errors.items() if e},
-        flush=True,
-    )
-    able = [t for t in trials if not errors[t.name]]
-    left = [t.name for t in able if not t.only_if_wrong]
-    deadline = start + args.seconds - 35
-    fallbacks = [t.name for t in able if t.only_if_wrong]
-    while left and time.time() < deadline:
-        left = run_worker(folder, left, deadline)
-        left, fallbacks = after_failure(folder, left, fallbacks)
-    if able and time.time() < start + args.seconds - 25:
-        command = ["ncu", "--clock-control", "none", "-k", "regex:decode", "-s", "1", "-c", "1"]
-        for section in (
-            "SpeedOfLight",
-            "WarpStateStats",
-            "ComputeWorkloadAnalysis",
-            "MemoryWorkloadAnalysis",
-            "SchedulerStats",
-            "InstructionStats",
-        ):
-            command += ["--section", section]
-        with open(folder / "ncu.txt", "w") as out:
-            try:
-                limit = max(10, start + args.seconds - time.time())
-                subprocess.run(
-                    [*command, sys.executable, __file__, "--profile", str(folder), able[0].name],
-                    stdout=out,
-                    stderr=out,
-                    timeout=limit,
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                out.write(str(error))
-    text = report(folder, errors)
-    (folder / "notes.md").write_text(text + "\n")
-    (folder / "results.json").write_text(json.dumps(rows_of(folder), indent=1))
-    for path in folder.glob("*.cubin"):
-        path.unlink()
-    print(text)
-    print(f"{time.time() - start:.0f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        session(Path(folder), out, trials, args.seconds)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def environment() -> dict[str, Any]:
 
 def result_path(folder: Path, what: str) -> Path:
     """folder/<what>_<gpu>_<yyyymmdd>.json"""
-    gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    name = torch.cuda.get_device_name().lower().removeprefix("nvidia ")
+    gpu = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     return folder / f"{what}_{gpu}_{datetime.now(UTC):%Y%m%d}.json"
 
 

@@ -13,6 +13,7 @@ import torch
 from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.arguments import make_arguments, make_buffers
 from quantmla.kernels.cuda.build import SOURCES, Variant, defines, source
+from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.kernels.problem import DecodeQuery
 from quantmla.mla.partial import Partial
 from quantmla.quant.format import CacheFormat
@@ -68,7 +69,8 @@ def emulate(
         x.view(torch.uint8).fill_(255)
     arguments = make_arguments(query, view, splits, buffers)
     kernels.run_decode(ctypes.byref(arguments), 4)
-    kernels.run_combine(ctypes.byref(arguments), math.prod(query.latent_BSNR.shape[:3]))
+    rows = math.prod(query.latent_BSNR.shape[:3])
+    kernels.run_combine(ctypes.byref(arguments), rows, combine_threads(rows, 33))
     return Partial(buffers.out_BSNR, buffers.lse_BSN)
 
 

@@ -124,6 +124,7 @@ void arrive(Barrier& b) {
 #define SHARED_BASE 1024u
 DEVICE void check_shared_base() {}
 DEVICE u32 thread_index() { return emulator::current; }
+DEVICE u32 thread_count() { return emulator::num_threads; }
 DEVICE u32 block_index() { return emulator::block_x; }
 DEVICE u32 block_index_y() { return emulator::block_y; }
 DEVICE u32 block_count() { return emulator::blocks_x; }

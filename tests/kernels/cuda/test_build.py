@@ -9,6 +9,7 @@ import pytest
 
 from quantmla.kernels.cuda.backend import NARROW, WIDE, variant_for
 from quantmla.kernels.cuda.build import cubin, defines
+from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.quant.format import parse_format
 from quantmla.quant.layout import page_layout
 
@@ -39,7 +40,7 @@ def _page_loop(sass: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["c4r4", "c2r4"])
-@pytest.mark.parametrize(("variant", "most"), [(NARROW, 1340), (WIDE, 1660)])
+@pytest.mark.parametrize(("variant", "most"), [(NARROW, 1360), (WIDE, 1660)])
 def test_page_loop(tmp_path, name, variant, most):
     """Operands from registers, no product waits for another, few instructions for 64 tokens."""
     image = cubin(defines(variant, page_layout(512, 64, parse_format(name))))
@@ -64,3 +65,8 @@ def test_page_loop(tmp_path, name, variant, most):
 def test_variant_by_rows():
     assert variant_for(1) == variant_for(16) == NARROW
     assert variant_for(17) == variant_for(128) == WIDE
+
+
+def test_few_rows_are_combined_by_more_warps():
+    assert combine_threads(16, 132) == 512
+    assert combine_threads(16 * 32, 132) == 128

@@ -31,4 +31,4 @@ def test_a_given_number_of_splits_is_taken_as_it_is() -> None:
 def test_small_shared_memory_gets_small_tiles() -> None:
     assert schedule(1, 64, 64, Device(84, 64 << 10)).rows == 16
     assert schedule(1, 64, 64, Device(108, 120 << 10)).rows == 32
-    assert schedule(1, 64, 64, H200).rows == 64
+    assert schedule(1, 16, 64, H200).rows == 16

@@ -82,13 +82,14 @@ def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, column
     q = query.latent_BSNR
     batch, query_len, heads, rank = q.shape
     tiles = -(-query_len * heads // columns)
-    own = max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
-    parts = own + batch * tiles
+    parts = (
+        max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
+    )
     device, f32 = q.device, torch.float32
     return Buffers(
         torch.empty(parts, columns, rank, device=device, dtype=f32),
         torch.empty(parts, columns, device=device, dtype=f32),
-        torch.empty(2 * batch + 1, device=device, dtype=torch.int32),
+        torch.empty(2 * batch, device=device, dtype=torch.int32),
         torch.empty_like(q, memory_format=torch.contiguous_format),
         torch.empty(batch, query_len, heads, device=device, dtype=f32),
     )

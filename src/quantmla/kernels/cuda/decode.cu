@@ -18,6 +18,8 @@
 // they are merged at the part's end. Compile-time constants: HEADS (16 or 32, columns of a tile),
 // WARPGROUPS, STAGES, TMA, and the page's offsets, which quant/layout.py decides.
 
+#define BATCHED 4  // loads of partial results that are on their way at once
+
 DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
   for (u32 n = thread_index() / 32; n < HEADS; n += THREADS / 32) store_query_row(p, at, b, n, tile * HEADS + n);
   fence_async_proxy();
@@ -48,19 +50,36 @@ DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
   for (int i = 0; i < HEADS / 4; i++) l[i] = 0;
 }
 
-// One part of a sequence's pages; `turn` counts the pages that this warpgroup has read.
-DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& at, const Item& item, int tile, u32& turn) {
+// The rows of a sequence that are in bf16: the window, and the sinks.
+DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, int b, u32 buffer, float (&o)[2][4][H2],
+                          float (&l)[HEADS / 4]) {
+  float s[H2];
+  for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
+    find_rows(p, at, w, b, block);
+    score_rows(at, s);
+    softmax(at, buffer, s, o, l);
+    value_rows(at, buffer, o);
+  }
+}
+
+// One part of a sequence; `turn` counts the pages that this warpgroup has read.
+DEVICE void attend(const Arguments& p, const TensorMap* map, const Place& at, const Item& item, int tile, u32& turn) {
   int b = item.sequence, all = num_pages(p, b);
-  int last = (i64)all * (item.part + 1) / item.parts, page = (i64)all * item.part / item.parts + at.group;
+  int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
   const int* table = p.block_table + b * p.block_table_stride;
   if (at.warp == 0)
     for (u32 i = 0; i < STAGES; i++)
       if (page + (int)i * WARPGROUPS < last) load_page(p, map, at, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
+  Window w = find_window(p, b);
+  bool windowed = item.part + 1 == item.parts;
+  if (windowed) prefetch_rows(p, w, b);
   start_item(p, at, b, tile);
 
   float o[2][4][H2], s[H2], l[HEADS / 4];
   clear(o, l);
-  int sinks = p.sink_pages[(i64)b * p.sink_stride] >= 0 ? p.num_sinks : 0;
+  // the first page's probabilities go to the other buffer: other warps may still read this one
+  if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);
+  settle_output(o);  // the compiler spills in the loop below without
 #ifdef MEANS_AHEAD
   u32 ahead = 0;  // pages of this part
 #endif
@@ -75,11 +94,11 @@ DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& 
     u32 means = stage;
 #endif
     score_page(at, stage, means, s);
-    if (page * PAGE_SIZE < sinks) {  // these are read in bf16
+    if (page * PAGE_SIZE < w.sinks) {  // these are read in bf16
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
 #pragma unroll
       for (int i = 0; i < H2; i++)
-        if (token + (i & 2 ? 8 : 0) < sinks) s[i] = -INFINITE;
+        if (token + (i & 2 ? 8 : 0) < w.sinks) s[i] = -INFINITE;
     }
     softmax(at, turn % 2, s, o, l);
     value_page(at, stage, turn % 2, o);
@@ -87,25 +106,7 @@ DEVICE void attend_pages(const Arguments& p, const TensorMap* map, const Place& 
     u32 others = at.lane == 0 ? count_arrival(SHARED_BASE + AT_COUNT + (at.group * STAGES + slot) * 8, 3) : 0;
     if (later < last && uniform(others) == 3) load_page(p, map, at, slot, number);
   }
-  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, false}, o, l);
-}
-
-// The part of a sequence that is in bf16: the window, and the sinks.
-DEVICE void attend_window(const Arguments& p, const Place& at, int b, int tile, int all_parts, int own_parts) {
-  Window w = find_window(p, b);
-  if (w.length <= 0) return;
-  prefetch_rows(p, w, b);
-  start_item(p, at, b, tile);
-  float o[2][4][H2], s[H2], l[HEADS / 4];
-  clear(o, l);
-  for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
-    find_rows(p, at, w, b, block);
-    score_rows(at, s);
-    u32 buffer = block / WARPGROUPS % 2;
-    softmax(at, buffer, s, o, l);
-    value_rows(at, buffer, o);
-  }
-  finish(p, at, Output{b, tile, (i64)(all_parts + b) * p.tiles + tile, own_parts == 0}, o, l);
+  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, o, l);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -117,32 +118,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   wait_for_previous_kernel();
 
   int blocks = block_count(), chunk = choose_chunk(p, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
-  int all_parts = total_parts(p, chunk), items = all_parts * p.tiles, windows = p.batch * p.tiles;
-  if (block_index() == 0 && thread_index() == 0) p.part_of[2 * p.batch] = all_parts;
-  // blocks without a part in the last round take the windows, several each if need be
-  int idle = blocks - items % blocks, each = max(min((windows + idle - 1) / idle, chunk / WINDOW_PAGES), 1);
+  int items = total_parts(p, chunk) * p.tiles;
   u32 turn = 0;
   for (int k = block_index(); k < items; k += blocks) {
     Item item;
     find_item(p, k / p.tiles, chunk, item);
-    if (item.part == 0 && thread_index() == 0) p.part_of[2 * item.sequence] = item.first;
-    attend_pages(p, &map, at, item, k % p.tiles, turn);
+    if (item.part == 0 && thread_index() == 0)
+      p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
+    attend(p, &map, at, item, k % p.tiles, turn);
   }
-  // the first window of this block: the last round of parts goes on with windows
-  int first = ((int)block_index() - items % blocks + blocks) % blocks;
-  for (int k = first * each; k < windows; k += blocks * each)
-    for (int w = k; w < min(k + each, windows); w++) {
-      int b = w / p.tiles, own = parts(p, num_pages(p, b), chunk);
-      if (thread_index() == 0) p.part_of[2 * b + 1] = own;
-      attend_window(p, at, b, w % p.tiles, all_parts, own);
-    }
   release_next_kernel();
 }
 
-// One row of the output from the parts of its sequence; blocks [batch * rows, 4], 128 threads.
-extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Arguments p) {
+// One row of the output from the parts of its sequence; blocks [batch * rows, 4], any number of warps.
+extern "C" __global__ void __launch_bounds__(512) combine(const __grid_constant__ Arguments p) {
   wait_for_previous_kernel();
-  u32 base = SHARED_BASE, lane = thread_index() % 32, warp = thread_index() / 32;
+  u32 base = SHARED_BASE, lane = thread_index() % 32, warp = thread_index() / 32, warps = thread_count() / 32;
   int rows = p.query_len * p.heads, b = block_index() / rows, row = block_index() % rows;
   int channel = block_index_y() * 128 + lane * 4;
   u16* out = p.out + (i64)block_index() * LATENT + channel;
@@ -151,28 +142,40 @@ extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant_
     if (thread_index() == 0) p.lse[block_index()] = -INFINITE;
     return;
   }
-  int pages = p.part_of[2 * b + 1], count = pages + 1;
-  if (pages == 0) return;
-  int first = p.part_of[2 * b], window = p.part_of[2 * p.batch] + b, tile = row / HEADS, n = row % HEADS;
-  // element [part][n] of the sequence's tile: its pages, then its window
-  auto at = [&](int i) { return ((i64)(i < pages ? first + i : window) * p.tiles + tile) * HEADS + n; };
-  float most = LOWEST, sum = 0;
-  for (int i = lane; i < count; i += 32) most = fmaxf(most, p.part_lse[at(i)]);
+  int first = p.part_of[2 * b], count = p.part_of[2 * b + 1], tile = row / HEADS, n = row % HEADS;
+  if (count == 1) return;
+  // element [part][n] of the sequence's tile
+  auto at = [&](int i) { return ((i64)(first + i) * p.tiles + tile) * HEADS + n; };
+  float most = LOWEST, sum = 0, lse[BATCHED];
+  for (int i0 = lane; i0 < count; i0 += 32 * BATCHED) {
+#pragma unroll
+    for (int j = 0; j < BATCHED; j++) lse[j] = i0 + j * 32 < count ? p.part_lse[at(i0 + j * 32)] : LOWEST;
+#pragma unroll
+    for (int j = 0; j < BATCHED; j++) most = fmaxf(most, lse[j]);
+  }
   for (int mask = 16; mask; mask >>= 1) most = fmaxf(most, shuffle_xor(most, mask));
   for (int i = lane; i < count; i += 32) sum += exp2_fast(p.part_lse[at(i)] - most);
   for (int mask = 16; mask; mask >>= 1) sum += shuffle_xor(sum, mask);
   float x0 = 0, x1 = 0, x2 = 0, x3 = 0;
-#pragma unroll 4
-  for (int i = warp; i < count; i += 4) {
-    float weight = exp2_fast(p.part_lse[at(i)] - most);
-    V4 x = *(const V4*)(p.part_out + at(i) * LATENT + channel);
-    x0 += weight * as_float(x.x), x1 += weight * as_float(x.y);
-    x2 += weight * as_float(x.z), x3 += weight * as_float(x.w);
+  for (int i0 = warp; i0 < count; i0 += warps * BATCHED) {
+    V4 x[BATCHED];
+#pragma unroll
+    for (int j = 0; j < BATCHED; j++) {
+      int i = i0 + j * (int)warps;
+      lse[j] = i < count ? p.part_lse[at(i)] : LOWEST;
+      x[j] = i < count ? *(const V4*)(p.part_out + at(i) * LATENT + channel) : V4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int j = 0; j < BATCHED; j++) {
+      float weight = exp2_fast(lse[j] - most);
+      x0 += weight * as_float(x[j].x), x1 += weight * as_float(x[j].y);
+      x2 += weight * as_float(x[j].z), x3 += weight * as_float(x[j].w);
+    }
   }
   sts128(base + thread_index() * 16, V4{as_bits(x0), as_bits(x1), as_bits(x2), as_bits(x3)});
   sync_block();
   if (warp > 0) return;
-  for (int w = 1; w < 4; w++) {
+  for (u32 w = 1; w < warps; w++) {
     V4 x = lds128(base + (w * 32 + lane) * 16);
     x0 += as_float(x.x), x1 += as_float(x.y), x2 += as_float(x.z), x3 += as_float(x.w);
   }

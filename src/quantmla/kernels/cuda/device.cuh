@@ -17,6 +17,7 @@ struct __align__(64) TensorMap { u8 opaque[128]; };
 extern __shared__ __align__(1024) u8 dynamic_shared[];
 
 DEVICE u32 thread_index() { return threadIdx.x; }
+DEVICE u32 thread_count() { return blockDim.x; }
 DEVICE u32 block_index() { return blockIdx.x; }
 DEVICE u32 block_index_y() { return blockIdx.y; }
 DEVICE u32 block_count() { return gridDim.x; }

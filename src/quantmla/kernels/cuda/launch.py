@@ -11,11 +11,12 @@ from quantmla.errors import QuantMLAError
 from quantmla.kernels.cuda.arguments import Arguments
 from quantmla.kernels.cuda.build import cubin
 
-COMBINE_THREADS, COMBINE_SLICES, COMBINE_SHARED = 128, 4, 4096
+COMBINE_SLICES = 4  # of a row, each a block
 SHARED_LIMIT = 227 * 1024
 
 
 class Kernels(NamedTuple):
+    module: Any
     decode: Any
     combine: Any
     shared_bytes: int
@@ -49,7 +50,7 @@ def load(image: bytes, shared_bytes: int, device: torch.device) -> Kernels:
         combine = check(driver.cuModuleGetFunction(module, b"combine"))
         most_shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(decode, most_shared, shared_bytes))
-    return Kernels(decode, combine, shared_bytes)
+    return Kernels(module, decode, combine, shared_bytes)
 
 
 @cache
@@ -75,6 +76,11 @@ def tensor_map(pointer: int, row_bytes: int, page_stride: int, num_pages: int) -
     )
 
 
+def combine_threads(rows: int, blocks: int) -> int:
+    """Few rows have many parts: more warps share them."""
+    return 512 if rows * COMBINE_SLICES <= 2 * blocks else 128
+
+
 def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, blocks: int) -> None:
     """Both launches; the second may be set up while the first still runs."""
     pages = view.pages_JY
@@ -90,7 +96,8 @@ def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, bl
         rows = arguments.batch * arguments.query_len * arguments.heads
         only = (ctypes.c_void_p * 1)(pointer)
         grid = (rows, COMBINE_SLICES)
-        _launch(loaded.combine, grid, COMBINE_THREADS, COMBINE_SHARED, (stream, only, True))
+        threads = combine_threads(rows, blocks)
+        _launch(loaded.combine, grid, threads, threads * 16, (stream, only, True))
 
 
 def _launch(

@@ -1,11 +1,11 @@
-// Which thread block computes what: the pages of every sequence are cut into equal parts of at most
-// `chunk`, and its bf16 rows are one more part. The chunk depends on the batch as a set, so a permuted
-// batch gives the same parts, and the same bits.
+// Which thread block computes what: every sequence is cut into equal parts that cost at most `chunk`
+// pages; its bf16 rows count as WINDOW_PAGES and belong to the last part. The chunk depends on the batch
+// as a set, so a permuted batch gives the same parts, and the same bits.
 
 #define PAGE_SIZE 64
 #define WINDOW_PAGES 6  // what a sequence's bf16 rows cost
 #define LEAST_CHUNK 6
-#define ITEM_COST 4  // pages: start, merge and partial results of one part
+#define ITEM_COST 8  // pages: start, merge and partial results of one part
 #define ROUNDS 8     // parts per thread block that are considered
 
 struct Arguments {
@@ -20,7 +20,7 @@ struct Arguments {
   const u16* q_rope;
   float* part_out;   // [part, tile][HEADS][LATENT]
   float* part_lse;   // [part, tile][HEADS], base 2
-  int* part_of;      // per sequence: first part of its pages, their number; then that of all
+  int* part_of;      // per sequence: its first part, their number
   u16* out;          // [batch, query_len, heads][LATENT]
   float* lse;        // [batch, query_len, heads], natural
   i64 page_stride;   // bytes
@@ -49,8 +49,19 @@ DEVICE int packed_length(const Arguments& p, int b) {
 
 DEVICE int num_pages(const Arguments& p, int b) { return packed_length(p, b) / PAGE_SIZE; }
 
-DEVICE int parts(const Arguments& p, int n, int chunk) {
-  return p.num_splits > 0 ? min(p.num_splits, n) : (n + chunk - 1) / chunk;
+// What a sequence costs, in pages.
+DEVICE int cost_of(const Arguments& p, int b) {
+  return p.lengths[(i64)b * p.lengths_stride] > 0 ? num_pages(p, b) + WINDOW_PAGES : 0;
+}
+
+DEVICE int parts(const Arguments& p, int cost, int chunk) {
+  if (p.num_splits > 0) return min(p.num_splits, min(cost, max(cost - WINDOW_PAGES, 1)));
+  return (cost + chunk - 1) / chunk;
+}
+
+// First page of a part.
+DEVICE int first_page(const Item& item, int pages, int part) {
+  return min((int)((i64)(pages + WINDOW_PAGES) * part / item.parts), pages);
 }
 
 // The chunk that ends soonest; all threads call it and get the same. `scratch`: 2 words a warp.
@@ -59,7 +70,7 @@ DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
   if (p.num_splits > 0) return 1;
   int total = 0, most = 0, filled = 0;
   for (int b = lane; b < p.batch; b += 32) {
-    int n = num_pages(p, b);
+    int n = cost_of(p, b);
     total += n, most = max(most, n), filled += n > 0;
   }
   for (int mask = 16; mask; mask >>= 1) {
@@ -74,7 +85,8 @@ DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
     int high = places > filled ? min(most, total / (places - filled) + 1) : most;
     int chunk = max(low + ((high - low) * lane + 30) / 31, 1);
     int count = 0;
-    for (int b = 0; b < p.batch; b++) count += (num_pages(p, b) + chunk - 1) / chunk;
+    float inverse = 1.0f / chunk;  // exact below two million pages: the half keeps away from integers
+    for (int b = 0; b < p.batch; b++) count += (int)((cost_of(p, b) + chunk - 0.5f) * inverse);
     u32 fits = vote(count <= places);
     if (!fits) continue;
     chunk = max(shuffle(chunk, first_set(fits)), LEAST_CHUNK);
@@ -92,7 +104,7 @@ DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
 
 DEVICE int total_parts(const Arguments& p, int chunk) {
   int total = 0;
-  for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, num_pages(p, b), chunk);
+  for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, cost_of(p, b), chunk);
   for (int mask = 16; mask; mask >>= 1) total += shuffle_xor(total, mask);
   return total;
 }
@@ -101,7 +113,7 @@ DEVICE int total_parts(const Arguments& p, int chunk) {
 DEVICE void find_item(const Arguments& p, int index, int chunk, Item& item) {
   int lane = thread_index() & 31, before = 0;
   for (int b0 = 0; b0 < p.batch; b0 += 32) {
-    int b = b0 + lane, own = b < p.batch ? parts(p, num_pages(p, b), chunk) : 0, upto = own;
+    int b = b0 + lane, own = b < p.batch ? parts(p, cost_of(p, b), chunk) : 0, upto = own;
     for (int delta = 1; delta < 32; delta <<= 1) {
       int left = shuffle_up(upto, delta);
       if (lane >= delta) upto += left;

@@ -30,9 +30,11 @@ DEVICE Row find_row(const Arguments& p, const Window& w, int b, int i) {
 
 // All rows on their way to L2, while the query is being prepared.
 DEVICE void prefetch_rows(const Arguments& p, const Window& w, int b) {
-  const int lines = (LATENT + ROPE) * 2 / 128;
-  int rows = w.length - w.start + w.sinks;
-  for (int i = thread_index(); i < rows * lines; i += THREADS) prefetch(find_row(p, w, b, i / lines).address + i % lines * 128);
+  for (int i = thread_index(); i < w.length - w.start + w.sinks; i += THREADS) {
+    u64 row = find_row(p, w, b, i).address;
+#pragma unroll
+    for (int line = 0; line < (LATENT + ROPE) * 2 / 128; line++) prefetch(row + line * 128);
+  }
 }
 
 // Addresses and tokens of rows 64 block to 64 block + 63.
