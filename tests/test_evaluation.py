@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quantmla import evaluation
+from quantmla import evaluation, pipeline
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UsageError
 from quantmla.evaluation import Needles, evaluate, published
@@ -236,11 +236,15 @@ def test_what_cannot_be_evaluated_is_refused_before_a_fit(
         run(model, methods=("rtn",), **rest)
 
 
-@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}])
+@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}, {"version": 2}])
 def test_a_damaged_manifest_is_one_sentence(value, fused: Path, run, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(fused, out)
-    config = json.loads((out / "config.json").read_text()) | {"quantmla_config": value}
+    config = json.loads((out / "config.json").read_text())
+    changed = config["quantmla_config"] | value if isinstance(value, dict) and value else value
+    config["quantmla_config"] = changed
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(QuantMLAError, match="quantmla_config in"):
         run(out, methods=("rtn",))
+    with pytest.raises(QuantMLAError, match="quantmla_config in"):
+        pipeline.verify(str(out), against=None)

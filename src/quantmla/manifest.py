@@ -10,10 +10,12 @@ from quantmla.arch import Adapter
 from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import UsageError, require
 from quantmla.learn import LayerLog
+from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
 from quantmla.recipe import Recipe
 
 CONFIG_KEY = "quantmla_config"
+VERSION = 1  # of what stands under that key
 
 
 def manifest(
@@ -31,7 +33,7 @@ def manifest(
     planes = ("content", "rope", "scales", "zero_points", "mean")
     return {
         "quant_method": "quantmla",
-        "version": 1,
+        "version": VERSION,
         "producer": {"name": "quantmla", "version": __version__},
         "format": fmt.to_json(),
         "layout": {
@@ -56,6 +58,12 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
     )
     require(whole, f"{CONFIG_KEY} in {folder} lacks one of {', '.join(kinds)}, or it is damaged")
     assert found is not None
+    require(
+        found.get("version") == VERSION,
+        f"{CONFIG_KEY} in {folder} has version {found.get('version')!r}, not {VERSION}, the one "
+        "this release reads",
+    )
+    CacheFormat.from_json(found["format"])
     return dict(found)
 
 
