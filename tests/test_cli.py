@@ -300,3 +300,15 @@ def test_a_terminal_without_the_letters_of_a_path(tmp_path):
     )
     assert (done.returncode, done.stderr) == (3, b"")
     assert b"m\\xfc.json" in done.stdout
+
+
+def test_rows_that_cannot_be_written_are_still_shown(calls, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device", "rows.json")
+
+    monkeypatch.setattr("quantmla.present.write_rows", full)
+    calls.result = [{"method": "rtn", "kl_mean": 0.25}]
+    assert main(["eval", "nano", "--json", str(tmp_path / "rows.json")]) == 1
+    shown = capsys.readouterr()
+    assert "0.25" in shown.out
+    assert shown.err == "quantmla: error: no space left on device: rows.json\n"

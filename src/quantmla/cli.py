@@ -219,8 +219,9 @@ def _eval(args: argparse.Namespace) -> int:
         UsageError,
     )
     require(
-        args.json is None or (args.json.parent.is_dir() and not args.json.is_dir()),
-        f"cannot write rows to {args.json}: it must be a file in a folder that exists",
+        args.json is None
+        or (os.access(args.json.parent, os.W_OK | os.X_OK) and not args.json.is_dir()),
+        f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
         UsageError,
     )
     request = EvaluationRequest(
@@ -237,9 +238,9 @@ def _eval(args: argparse.Namespace) -> int:
         device=args.device or "auto",
     )
     rows = evaluate(request, progress=True)
+    present.show_rows(rows)  # first: they took long, and the file may fail
     if args.json is not None:
         present.write_rows(args.json, rows)
-    present.show_rows(rows)
     return 0
 
 
