@@ -3,6 +3,7 @@
 import argparse
 import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -229,3 +230,85 @@ def test_doctor(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["quantmla"] == quantmla.__version__
     assert found["works"]["quantize, verify, eval"].startswith("yes")
+
+
+def test_a_fault_of_the_system_is_one_line_with_its_place(calls, capsys):
+    calls.result = PermissionError(errno.EACCES, "Permission denied", "out/x")
+    assert main(["verify", "out"]) == 1
+    assert capsys.readouterr().err == "quantmla: error: Permission denied: out/x\n"
+
+
+@pytest.mark.parametrize("model", ["a" * 5000, "a\0b", "", " "])
+def test_what_cannot_be_a_path_is_no_model(model, capsys):
+    for command in ("inspect", "estimate", "verify", "eval"):
+        assert main([command, model]) == 1
+        shown = capsys.readouterr().err
+        assert shown.startswith("quantmla: error: no model at ")
+        assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["eval", "nano", "--methods", ","], "',' names none"),
+        (["eval", "nano", "--limit", "9" * 5000], "at most 18 digits"),
+        (["estimate", "nano", "--context", "\u0663"], "is not a whole number"),
+        (["estimate", "nano", "--gpu-memory", "9" * 400 + "GB"], "memory size"),
+        (["quantize", "nano", "-o", "out", "--seed", str(2**32)], "calibration.seed"),
+    ],
+)
+def test_numbers_and_lists_that_cannot_be_meant(argv, words, capsys):
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_method_named_twice_is_measured_once(calls):
+    calls.result = []
+    assert main(["eval", "nano", "--methods", "rtn,quarot,rtn"]) == 0
+    ((_, (request,), _),) = calls.made
+    assert request.methods == ("rtn", "quarot")
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "said"),
+    [(">&-", 0, ""), ("> /dev/full", 1, "quantmla: error: no space left on device\n")],
+)
+def test_a_stdout_that_takes_nothing(redirect, code, said):
+    command = f"'{sys.executable}' -m quantmla estimate nano {redirect}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "quantmla", "estimate", "nano"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_terminal_without_the_letters_of_a_path(tmp_path):
+    path = tmp_path / "m\u00fc.json"
+    path.write_text(json.dumps({"model_type": "llama"}))
+    done = subprocess.run(
+        [sys.executable, "-m", "quantmla", "inspect", str(path)],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert b"m\\xfc.json" in done.stdout
+
+
+def test_rows_that_cannot_be_written_are_still_shown(calls, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device", "rows.json")
+
+    monkeypatch.setattr("quantmla.present.write_rows", full)
+    calls.result = [{"method": "rtn", "kl_mean": 0.25}]
+    assert main(["eval", "nano", "--json", str(tmp_path / "rows.json")]) == 1
+    shown = capsys.readouterr()
+    assert "0.25" in shown.out
+    assert shown.err == "quantmla: error: no space left on device: rows.json\n"

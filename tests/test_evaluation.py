@@ -1,6 +1,7 @@
 """`eval` on tiny checkpoints: which rows there are, and that they compare like with like."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quantmla import evaluation
+from quantmla import evaluation, pipeline
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UsageError
 from quantmla.evaluation import Needles, evaluate, published
@@ -207,3 +208,43 @@ def test_from_the_command_line(fused: Path, short_text: Path, tmp_path: Path, ca
     shown = capsys.readouterr().out
     assert "kl_mean" in shown
     assert f"{rows[2]['kl_mean']:.4g}" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"context": 100_000}, "context 100000 is more than the model's 2560 positions"),
+        ({"text": "short"}, "the text has 8 tokens"),
+        ({"needles": 1, "text": "needle"}, "usable words for keys"),
+        ({"format": "c4r4", "model": "longcat_flash"}, "not a multiple of group_size 64"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_a_fit(
+    given: dict, words: str, run, tiny_model: Tiny, tmp_path: Path, monkeypatch
+):
+    def fitted(*args: Any) -> None:
+        raise AssertionError("a method was fitted")
+
+    monkeypatch.setattr(evaluation, "_fitted", fitted)
+    (tmp_path / "short.txt").write_text("hi there")
+    (tmp_path / "needle.txt").write_text("some words to hide a needle in " * 20)
+    if "text" in given:
+        given = given | {"text": str(tmp_path / f"{given['text']}.txt")}
+    model = tiny_model(given.get("model", "deepseek_v3"))
+    rest = {key: value for key, value in given.items() if key != "model"}
+    with pytest.raises(UsageError, match=words):
+        run(model, methods=("rtn",), **rest)
+
+
+@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}, {"version": 2}])
+def test_a_damaged_manifest_is_one_sentence(value, fused: Path, run, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(fused, out)
+    config = json.loads((out / "config.json").read_text())
+    changed = config["quantmla_config"] | value if isinstance(value, dict) and value else value
+    config["quantmla_config"] = changed
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(QuantMLAError, match="quantmla_config in"):
+        run(out, methods=("rtn",))
+    with pytest.raises(QuantMLAError, match="quantmla_config in"):
+        pipeline.verify(str(out), against=None)

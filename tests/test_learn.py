@@ -13,7 +13,7 @@ from quantmla.arch import adapter_for
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import open_source
 from quantmla.errors import QuantMLAError, UsageError
-from quantmla.learn import Learned, LearnSettings, learn_checkpoint, remove_workdir
+from quantmla.learn import Learned, LearnSettings, empty_workdir, learn_checkpoint
 from quantmla.method import paper, rtn
 from quantmla.quant.format import parse_format
 from quantmla.transform.store import transforms_to_bytes
@@ -169,17 +169,17 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_removed(
     for resume in (False, True):
         with pytest.raises(UsageError, match="is in the way and no work folder"):
             learn(tiny_checkpoint("deepseek_v3"), work, resume=resume)
-    remove_workdir(work)
+    empty_workdir(work)
     assert (work / "thesis.txt").read_text() == "years"
 
 
-def test_our_own_work_folder_is_removed(tiny_checkpoint: Tiny, tmp_path: Path):
+def test_our_own_work_folder_is_emptied(tiny_checkpoint: Tiny, tmp_path: Path):
     settings = replace(SETTINGS, method="rtn", options=rtn.Options())
     learn(tiny_checkpoint("deepseek_v3"), tmp_path / "work", settings)
     assert json.loads((tmp_path / "work" / "state.json").read_text())["method"] == "rtn"
-    remove_workdir(tmp_path / "work")
-    assert list(tmp_path.iterdir()) == []
-    remove_workdir(tmp_path / "work")
+    empty_workdir(tmp_path / "work")
+    assert list((tmp_path / "work").iterdir()) == []
+    empty_workdir(tmp_path / "work")
 
 
 def test_sequences_that_do_not_fit_the_model_are_refused_before_a_folder_is_made(
@@ -219,3 +219,27 @@ def test_a_methods_error_names_the_layer(
     settings = replace(SETTINGS, method="rtn", options=rtn.Options())
     with pytest.raises(QuantMLAError, match=r"model.layers.0.self_attn: learning diverged"):
         learn(tiny_checkpoint("deepseek_v3"), tmp_path / "work", settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("state.json", "{", "state.json is damaged"),
+        ("state.json", "5", "state.json is damaged"),
+        ("layer_0000.json", "{", "layer_0000.json is damaged"),
+        ("layer_0000.json", "[]", "layer_0000.json is damaged"),
+        ("layer_0000.safetensors", "garbage", "layer_0000.json is damaged"),
+        ("layer_0000.safetensors", None, "layer_0000.json is damaged"),
+    ],
+)
+def test_a_damaged_work_folder_is_one_sentence(
+    name: str, content: str | None, words: str, tiny_checkpoint: Tiny, tmp_path: Path
+):
+    settings = replace(SETTINGS, method="rtn", options=rtn.Options())
+    learn(tiny_checkpoint("deepseek_v3"), tmp_path, settings)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(QuantMLAError, match=words):
+        learn(tiny_checkpoint("deepseek_v3"), tmp_path, settings, resume=True)

@@ -90,3 +90,21 @@ def test_changes_replace_only_what_is_given():
     assert recipe.format == Recipe().format
     with pytest.raises(UsageError, match="c9r9"):
         with_changes(Recipe(), {"format.name": "c9r9"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("calibration: {num_sequences: true}", "calibration.num_sequences"),
+        ("calibration: {num_sequences: '2'}", "calibration.num_sequences"),
+        ("calibration: {seed: 18446744073709551616}", "calibration.seed"),
+        ("model: {id: ''}", "model.id"),
+        ("format: {recent: 1" + 30 * "0" + "}", "recent_window"),
+        ("[" * 20_000, "is not YAML"),
+    ],
+)
+def test_values_that_only_look_right_are_refused(text, words, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        load_recipe(path)

@@ -10,7 +10,7 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import QuantMLAError
 from quantmla.fuse.checkpoint import fuse_checkpoint
 from quantmla.transform.layer import LayerTransform
-from quantmla.verify import changed_tensors, verify_layers, verify_logits
+from quantmla.verify import changed_tensors, relative_error, verify_layers, verify_logits
 
 Tiny = Callable[[str], Path]
 
@@ -107,3 +107,9 @@ def test_logits_need_rows_of_tokens_and_a_loadable_model(tiny_checkpoint: Tiny, 
     (tmp_path / "config.json").write_text('{"model_type": "youtu"}')
     with pytest.raises(QuantMLAError, match="transformers cannot load"):
         verify_logits(tmp_path, folder, random_tokens())
+
+
+def test_the_error_of_a_layer_that_gives_zero():
+    zero = torch.zeros(2, 3)
+    assert relative_error(zero, zero) == 0
+    assert relative_error(zero + 1, zero) == float("inf")

@@ -7,6 +7,9 @@ stdout, progress and errors to stderr. Exit codes: 0 done, 1 error, 2 usage, 3 u
 
 import argparse
 import errno
+import io
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,20 +30,27 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+def _whole(text: str, least: int) -> int:
+    if re.fullmatch("[0-9]{1,18}", text) is None or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a whole number of at least {least} and at most 18 digits"
+        )
     return int(text)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
+    return _whole(text, 0)
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names none: give them as A,B")
+    return names
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -209,8 +219,9 @@ def _eval(args: argparse.Namespace) -> int:
         UsageError,
     )
     require(
-        args.json is None or (args.json.parent.is_dir() and not args.json.is_dir()),
-        f"cannot write rows to {args.json}: it must be a file in a folder that exists",
+        args.json is None
+        or (os.access(args.json.parent, os.W_OK | os.X_OK) and not args.json.is_dir()),
+        f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
         UsageError,
     )
     request = EvaluationRequest(
@@ -227,9 +238,9 @@ def _eval(args: argparse.Namespace) -> int:
         device=args.device or "auto",
     )
     rows = evaluate(request, progress=True)
+    present.show_rows(rows)  # first: they took long, and the file may fail
     if args.json is not None:
         present.write_rows(args.json, rows)
-    present.show_rows(rows)
     return 0
 
 
@@ -248,19 +259,34 @@ def _disk_is_full(error: Exception) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
+        if sys.stdout is not None:  # None: closed by the caller
+            sys.stdout.flush()  # here, where an error still has its sentence
         return code
     except QuantMLAError as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as stop:
         return _fail(str(stop) or "interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # the reader, such as `head`, has had enough; Python's own last flush must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
-        if not _disk_is_full(error):
+        if not isinstance(error, OSError) and not _disk_is_full(error):
             raise
-        place = getattr(error, "filename", None)
-        return _fail("no space left on device" + (f": {place}" if place else ""), 1)
+        return _fail(_system_fault(error), 1)
+
+
+def _system_fault(error: Exception) -> str:
+    """What the system refused, and where; no fault of ours."""
+    full = _disk_is_full(error)
+    reason = "no space left on device" if full else getattr(error, "strerror", None) or str(error)
+    place = getattr(error, "filename", None)
+    return f"{reason}: {place}" if place else reason
 
 
 def _fail(message: str, code: int) -> int:

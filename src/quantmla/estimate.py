@@ -63,7 +63,7 @@ class Estimate:
 
 def parse_size(text: str) -> int:
     """`141GiB`, `80GB`, `24G` (binary) or plain bytes, to bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", text)
     units = {unit.lower(): size for unit, size in UNITS.items()}
     known = match is not None and match[2].lower() in units
     require(
@@ -100,7 +100,7 @@ def num_cached_layers(config: Mapping[str, Any]) -> int:
         )
         assert isinstance(layers, list)
         return len(layers)
-    return int(text[adapter.layers_key]) * adapter.attentions_per_layer
+    return adapter.num_layers(config) * adapter.attentions_per_layer
 
 
 def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Estimate:

@@ -13,19 +13,21 @@ from typing import Any, NamedTuple
 import torch
 
 from quantmla.arch import Adapter, adapter_for
+from quantmla.capture.decoder import transformers_config
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QuantMLAError, UsageError, require
-from quantmla.evaluate.compare import Settings, compare
+from quantmla.evaluate.compare import Settings, compare, evaluation_inputs
 from quantmla.evaluate.perplexity import default_text
 from quantmla.evaluate.variant import Variant
 from quantmla.fits import packaged_fit
 from quantmla.learn import LearnSettings, learn_checkpoint
-from quantmla.manifest import CONFIG_KEY
+from quantmla.manifest import CONFIG_KEY, read_manifest
 from quantmla.method import load_method
 from quantmla.progress import bars, say
 from quantmla.quant.format import CacheFormat, paper_format, parse_format
+from quantmla.quant.layout import layout_for
 from quantmla.recipe import EvaluationRequest
 from quantmla.transform.layer import LayerTransform
 from quantmla.verify import load_model
@@ -58,42 +60,54 @@ def evaluate(
 ) -> Sequence[Mapping[str, Any]]:
     """Rows of the comparison, the unquantised model first; `needles` says how much recall."""
     subject = _open(request)
+    subject.adapter.check(subject.base)
     device = resolve_device(request.device)
     fmt = _format(request, subject)
     methods = request.methods or _default_methods(subject)
     for name in methods:
         load_method(name)
     text = default_text() if request.text is None else read_text(request.text)
+    settings = _settings(request, subject, needles)
+    tokenizer = load_tokenizer(subject.base.path)
+    evaluation_inputs(tokenizer, text, settings)  # whatever it refuses, it refuses before the fits
     base = _loaded(subject.base.path, device)
-    longest = _positions(base)
-    context = request.context or min(DEFAULT_CONTEXT, longest)
     variants = [_fitted(subject, name, fmt, device, progress) for name in methods]
     if subject.fused is not None:
         own = subject.fused.config[CONFIG_KEY]["method"]
         model = _loaded(subject.fused.path, device)
         variants.append(Variant(name=own, model=model, fmt=fmt))
-    settings = Settings(
-        context=context,
-        limit=request.limit or DEFAULT_WINDOWS,
-        needles=needles.of_each_kind,
-        needle_context=min(needles.context, longest),
-    )
-    tokenizer = load_tokenizer(subject.base.path)
     with bars(progress) as report:
         rows = compare(base, tokenizer, variants, text, settings, report)
     return [asdict(row) for row in rows]
 
 
+def _settings(request: EvaluationRequest, subject: _Subject, needles: Needles) -> Settings:
+    """How much is evaluated, which the model's positions must reach."""
+    longest = _positions(subject)
+    context = request.context or min(DEFAULT_CONTEXT, longest)
+    require(
+        context <= longest,
+        f"context {context} is more than the model's {longest} positions",
+        UsageError,
+    )
+    return Settings(
+        context=context,
+        limit=request.limit or DEFAULT_WINDOWS,
+        needles=needles.of_each_kind,
+        needle_context=min(needles.context, longest),
+    )
+
+
 def _open(request: EvaluationRequest) -> _Subject:
     source = open_source(request.model)
-    config = source.config.get(CONFIG_KEY)
-    if config is None:
+    if CONFIG_KEY not in source.config:
         require(
             request.baseline in (None, request.model),
             f"{request.model} was not written by quantmla: it is its own baseline",
             UsageError,
         )
         return _Subject(source, None, adapter_for(source.config))
+    config = read_manifest(source.config, request.model)
     base = open_source(request.baseline or config["base_model"])
     require(
         base.digest() == config["base_sha256"],
@@ -111,6 +125,7 @@ def _format(request: EvaluationRequest, subject: _Subject) -> CacheFormat:
         fmt = CacheFormat.from_json(subject.fused.config[CONFIG_KEY]["format"])
     else:
         fmt = parse_format("c4r4")
+    layout_for(subject.adapter.geometry(subject.base.config), fmt)
     if request.unprotected:
         return fmt.unprotected()
     changes: dict[str, Any] = {"num_sink_tokens": request.sinks, "recent_window": request.recent}
@@ -177,9 +192,10 @@ def fit(
     return learned.transforms
 
 
-def _positions(model: Any) -> int:
+def _positions(subject: _Subject) -> int:
     """Tokens that the model's positions reach."""
-    return int(model.config.get_text_config().max_position_embeddings)
+    config = transformers_config(subject.base.config, subject.adapter.model_type)
+    return int(config.max_position_embeddings)
 
 
 def _loaded(path: Path, device: str) -> Any:

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -218,13 +217,23 @@ def _check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) 
         f"{workdir} holds an unfinished run: go on with --resume, or remove it",
         UsageError,
     )
-    found = json.loads((workdir / STATE).read_text())
+    found = _read_state(workdir)
     differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
     require(
         not differs,
         f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin anew",
         UsageError,
     )
+
+
+def _read_state(workdir: Path) -> dict[str, Any]:
+    """What the work folder's run is; a sentence where that cannot be read."""
+    try:
+        return dict(json.loads((workdir / STATE).read_text()))
+    except (ValueError, TypeError) as error:
+        raise QuantMLAError(
+            f"{workdir / STATE} is damaged ({error}): remove {workdir} to begin anew"
+        ) from error
 
 
 def _is_workdir(folder: Path) -> bool:
@@ -259,16 +268,28 @@ def _save(workdir: Path, site: AttentionSite, transform: LayerTransform, log: La
 def _finished(workdir: Path) -> list[tuple[LayerTransform, LayerLog]]:
     found = []
     for path in sorted(workdir.glob("layer_*.json")):
-        data = json.loads(path.read_text())
-        data["before"], data["after"] = PathErrors(*data["before"]), PathErrors(*data["after"])
-        data["history"] = tuple(tuple(v) for v in data["history"])
-        log = LayerLog(**data)
-        transforms = transforms_from_file(path.with_suffix(".safetensors"))
-        found.append((transforms[log.prefix], log))
+        try:
+            log = _read_log(path)
+            found.append((transforms_from_file(path.with_suffix(".safetensors"))[log.prefix], log))
+        except (ValueError, TypeError, KeyError, AttributeError, QuantMLAError) as error:
+            raise QuantMLAError(
+                f"the finished layer {path} is damaged ({error}): remove this file to learn it "
+                "again with --resume"
+            ) from error
     return found
 
 
-def remove_workdir(workdir: Path) -> None:
-    """Drops what an interrupted or finished run left, and no other folder."""
-    if _is_workdir(workdir):
-        shutil.rmtree(workdir, ignore_errors=True)
+def _read_log(path: Path) -> LayerLog:
+    data = json.loads(path.read_text())
+    data["before"], data["after"] = PathErrors(*data["before"]), PathErrors(*data["after"])
+    data["history"] = tuple(tuple(v) for v in data["history"])
+    return LayerLog(**data)
+
+
+def empty_workdir(workdir: Path) -> None:
+    """Drops what an interrupted or finished run left; touches no other folder."""
+    if not _is_workdir(workdir):
+        return
+    # The mark goes last: until then a killed removal is still known as ours.
+    for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):
+        path.unlink()

@@ -2,17 +2,20 @@
 
 import csv
 import io
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from quantmla import __version__
 from quantmla.arch import Adapter
 from quantmla.checkpoint.source import TensorSource
+from quantmla.errors import UsageError, require
 from quantmla.learn import LayerLog
+from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
 from quantmla.recipe import Recipe
 
 CONFIG_KEY = "quantmla_config"
+VERSION = 1  # of what stands under that key
 
 
 def manifest(
@@ -30,7 +33,7 @@ def manifest(
     planes = ("content", "rope", "scales", "zero_points", "mean")
     return {
         "quant_method": "quantmla",
-        "version": 1,
+        "version": VERSION,
         "producer": {"name": "quantmla", "version": __version__},
         "format": fmt.to_json(),
         "layout": {
@@ -43,6 +46,25 @@ def manifest(
         "ignored_layers": [s.cache_index for s in sites if s.prefix not in fused and not s.mtp],
         "copied_layers": [s.prefix for s in sites if s.prefix not in fused],
     }
+
+
+def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
+    """The manifest in the config.json of `folder`, which quantize wrote."""
+    found = config.get(CONFIG_KEY)
+    require(found is not None, f"{folder} was not written by quantmla: no {CONFIG_KEY}", UsageError)
+    kinds = {"base_model": str, "base_sha256": str, "format": dict, "method": str}
+    whole = isinstance(found, Mapping) and all(
+        isinstance(found.get(key), kind) for key, kind in kinds.items()
+    )
+    require(whole, f"{CONFIG_KEY} in {folder} lacks one of {', '.join(kinds)}, or it is damaged")
+    assert found is not None
+    require(
+        found.get("version") == VERSION,
+        f"{CONFIG_KEY} in {folder} has version {found.get('version')!r}, not {VERSION}, the one "
+        "this release reads",
+    )
+    CacheFormat.from_json(found["format"])
+    return dict(found)
 
 
 def log_table(logs: Sequence[LayerLog]) -> str:

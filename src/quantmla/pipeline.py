@@ -11,13 +11,14 @@ import torch
 from quantmla.arch import Adapter, adapter_for
 from quantmla.capture.tokens import CalibrationTokens, calibration_tokens, load_tokenizer, read_text
 from quantmla.card import model_card
-from quantmla.checkpoint.rewrite import check_output
+from quantmla.checkpoint.rewrite import check_output, check_space
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QualityGateFailed, QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import FuseReport, fuse_checkpoint
-from quantmla.learn import LayerLog, Learned, LearnSettings, learn_checkpoint, remove_workdir
-from quantmla.manifest import CONFIG_KEY, log_table, manifest
+from quantmla.learn import LayerLog, Learned, LearnSettings, empty_workdir, learn_checkpoint
+from quantmla.lock import sole_user
+from quantmla.manifest import CONFIG_KEY, log_table, manifest, read_manifest
 from quantmla.method import load_method, options_for
 from quantmla.plan import plan
 from quantmla.progress import bars, say
@@ -52,12 +53,14 @@ def quantize(
         seed=recipe.calibration.seed,
         device=device,
     )
+    check_space(source, out)
     work = _Work(out.with_name(out.name + ".work"), resume, progress)
-    if overwrite and not resume:
-        remove_workdir(work.folder)
-    learned = _learn(source, adapter, tokens, settings, work)
-    report, checks = _write(source, adapter, recipe, learned, overwrite=overwrite)
-    remove_workdir(work.folder)
+    with sole_user(work.folder):
+        if overwrite and not resume:
+            empty_workdir(work.folder)
+        learned = _learn(source, adapter, tokens, settings, work)
+        report, checks = _write(source, adapter, recipe, learned, overwrite=overwrite)
+        empty_workdir(work.folder)
     return _summary(out, learned, report, checks)
 
 
@@ -80,14 +83,16 @@ def _original(recipe: Recipe, fmt: CacheFormat) -> tuple[TensorSource, Adapter]:
     )
     adapter = adapter_for(source.config)
     layout_for(adapter.geometry(source.config), fmt)
+    adapter.check(source)
     return source, adapter
 
 
 def _output(recipe: Recipe) -> Path:
+    require(recipe.output.folder is not None, "the recipe names no output.folder", UsageError)
     assert recipe.output.folder is not None
     out = Path(recipe.output.folder)
     require(
-        out.name not in ("", ".."),
+        out.name not in ("", "..") and "\0" not in recipe.output.folder,
         f"output folder {recipe.output.folder!r} has no name: give one, such as out/c4r4",
         UsageError,
     )
@@ -234,9 +239,7 @@ def _summary(
 def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
     """Quantisation-off equivalence of a fused folder with its original: per layer, end to end."""
     fused = open_source(out)
-    config = fused.config.get(CONFIG_KEY)
-    require(config is not None, f"{out} was not written by quantmla: no {CONFIG_KEY}", UsageError)
-    assert config is not None
+    config = read_manifest(fused.config, out)
     base = against or config["base_model"]
     source = open_source(base)
     require(

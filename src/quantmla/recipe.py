@@ -3,6 +3,7 @@
 A resolved recipe is written into every output, so a result can be made again from it.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,13 @@ from quantmla.quant.format import CacheFormat, RangeRule, RopeCentring, parse_fo
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Model(_Part):
     """Which checkpoint: a folder, a hub id, or the packaged model."""
 
-    id: str = "nano"
+    id: str = Field(default="nano", min_length=1)
     revision: str | None = None
 
 
@@ -33,7 +34,7 @@ class Calibration(_Part):
     num_sequences: int | None = Field(default=None, ge=1)
     sequence_length: int | None = Field(default=None, ge=64)
     held_out_sequences: int | None = Field(default=None, ge=1)  # to choose by, never learned from
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     device: str = "auto"  # auto: a GPU where there is one, else the CPU
 
 
@@ -134,10 +135,10 @@ def resolved(recipe: Recipe, amounts: Mapping[str, int]) -> Recipe:
 
 def load_recipe(path: Path) -> Recipe:
     """Reads a YAML recipe."""
-    require(path.is_file(), f"recipe {path} is not a file", UsageError)
+    require(os.path.isfile(path), f"recipe {path} is not a file", UsageError)
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         place = " ".join(str(error).split())
         raise UsageError(f"recipe {path} is not YAML: {place}") from None
     parts = tuple(Recipe.model_fields)

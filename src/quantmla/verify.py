@@ -3,6 +3,7 @@
 S = T tokens, D hidden size, X query input width, E rope channels (interleaved).
 """
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,9 @@ def attention_output(weights: MlaWeights, g: MlaGeometry, case: Case) -> Tensor:
 
 
 def relative_error(x: Tensor, reference: Tensor) -> float:
-    return float((x - reference).norm() / reference.norm())
+    """Norm of the change over that of the reference; 0 for two zero tensors."""
+    change, size = float((x - reference).norm()), float(reference.norm())
+    return 0.0 if change == size == 0 else change / size if size else math.inf
 
 
 @torch.no_grad()
@@ -219,7 +222,9 @@ def load_model(path: Path, dtype: torch.dtype) -> Any:
     logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    except (ValueError, OSError, ImportError) as error:
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # a config or a tensor that does not fit fails in many ways
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise QuantMLAError(f"transformers cannot load {path}: {reason}") from error
     finally:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from tiny import CASES, LATENT, build, load, random_tokens, rewrite_tensors
 
 from quantmla.arch import Adapter, AttentionSite, adapter_for
+from quantmla.checkpoint.overlay import overlay
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import QuantMLAError, UnsupportedModel
 from quantmla.mla.attention import attention_absorbed, attention_expanded, causal_mask
@@ -229,3 +230,21 @@ def test_missing_sizes_are_named(tiny_checkpoint: Tiny):
             adapter.geometry(config)
     with pytest.raises(UnsupportedModel, match="qk_rope_head_dim 7 is odd"):
         adapter.geometry({**source.config, "qk_rope_head_dim": 7})
+
+
+@pytest.mark.parametrize("layers", [None, "2", 0, -1, 2.0, True, 10**9])
+def test_a_number_of_layers_that_cannot_be_meant(layers, tiny_checkpoint):
+    source = open_source(tiny_checkpoint("deepseek_v3"))
+    config = dict(source.config) | {"num_hidden_layers": layers}
+    with pytest.raises(UnsupportedModel, match=r"num_hidden_layers|layers, but there is no"):
+        adapter_for(config).sites(config, source.names)
+
+
+def test_a_latent_norm_of_zero_is_named(tiny_checkpoint):
+    source = open_source(tiny_checkpoint("deepseek_v3"))
+    adapter = adapter_for(source.config)
+    site = adapter.sites(source.config, source.names)[1]
+    name = f"{site.prefix}.kv_a_layernorm.weight"
+    zeros = overlay(source, {name: torch.zeros_like(source.tensor(name))})
+    with pytest.raises(UnsupportedModel, match=f"{name} has zeros"):
+        adapter.read(zeros, site)

@@ -110,3 +110,13 @@ def test_a_bare_tokenizer_file_is_enough(
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(QuantMLAError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer_config.json", "[]")],
+)
+def test_a_broken_tokenizer_is_one_sentence(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(QuantMLAError, match="cannot be loaded"):
+        load_tokenizer(tmp_path)

@@ -52,3 +52,21 @@ def test_a_hub_that_cannot_be_reached_gives_one_sentence(monkeypatch: pytest.Mon
 def test_config_may_be_a_file_of_its_own(tmp_path: Path):
     (tmp_path / "r1.json").write_text('{"model_type": "deepseek_v3"}')
     assert read_config(tmp_path / "r1.json") == {"model_type": "deepseek_v3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"model_type": ["a"]}', "model_type"),
+        ('{"model_type": "deepseek_v3", "text_config": 5}', "text_config"),
+        ('{"architectures": 5}', "architectures"),
+        ('{"quantization_config": "fp8"}', "quantization_config"),
+        ('{"rope_parameters": "x"}', "rope_parameters"),
+        ('{"text_config": {"num_nextn_predict_layers": "a"}}', "num_nextn_predict_layers"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_config_of_another_kind_of_value_is_one_sentence(text, words, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(QuantMLAError, match=words):
+        read_config(tmp_path)

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,15 @@ def test_space_is_checked_before_work(source: TensorSource, tmp_path: Path, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(QuantMLAError, match=r"takes 0\.\d MiB, but .* has 0\.0 MiB free"):
         write(source, tmp_path / "out", {KV_B: lambda: pytest.fail("work was started")})
+
+
+def test_folders_of_killed_runs_do_not_stay(tiny_checkpoint, tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name in (f"out.part-{dead.pid}", f"out.old-{dead.pid}", f"out.part-{os.getppid()}"):
+        (tmp_path / name).mkdir()
+    (tmp_path / f"other.part-{dead.pid}").mkdir()
+    source = open_source(tiny_checkpoint("deepseek_v3"))
+    rewrite_checkpoint(source, {}, tmp_path / "out", config_update={}, extra_files={})
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"out", f"out.part-{os.getppid()}", f"other.part-{dead.pid}"}

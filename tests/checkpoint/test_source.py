@@ -151,3 +151,25 @@ def test_finite_values_pass_and_others_are_counted():
     assert require_finite("x", x) is x
     with pytest.raises(QuantMLAError, match="x has 2 of 4 values that are NaN or infinite"):
         require_finite("x", torch.tensor([1.0, torch.nan, torch.inf, 0.0]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": ["F32"]},
+        {"shape": [1, 2, 3]},
+        {"shape": "ab"},
+        {"shape": [-1, -4]},
+        {"data_offsets": [5, 1]},
+        {"data_offsets": [-5, 1]},
+        {"data_offsets": "ab"},
+    ],
+)
+def test_a_header_that_cannot_be_is_refused_when_opened(change, tmp_path):
+    entry = {"dtype": "F32", "shape": [1, 4], "data_offsets": [0, 16]} | change
+    raw = json.dumps({"x": entry}).encode()
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(16))
+    with pytest.raises(QuantMLAError, match="its header cannot be read"):
+        open_source(tmp_path)

@@ -135,3 +135,28 @@ def test_float16_rows_are_refused(call: tuple[DecodeQuery, CacheView]) -> None:
         append(Rows(rows.latent_TR.half(), rows.k_rope_TE), all_tokens((7,)), view)
     with pytest.raises(UsageError, match=r"out_TC is torch.float32"):
         gather(all_tokens((7,)), view, torch.empty(7, 160))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("lengths_B", ()),
+        ("sink_pages_B", ()),
+        ("window_pages_JMC", ()),
+        ("window_table_BW", (2, 0)),
+    ],
+)
+def test_tensors_without_their_dimensions_are_refused(
+    name: str, shape: tuple, call: tuple[DecodeQuery, CacheView]
+) -> None:
+    query, view = call
+    wrong = torch.zeros(shape, dtype=getattr(view, name).dtype)
+    with pytest.raises(UsageError, match=f"{name} has shape"):
+        decode(query, replace(view, **{name: wrong}))
+
+
+def test_a_query_in_fp8_is_refused(call: tuple[DecodeQuery, CacheView]) -> None:
+    query, view = call
+    narrow = (x.to(torch.float8_e4m3fn) for x in query[:2])
+    with pytest.raises(UsageError, match="not a floating-point type of 2 bytes or more"):
+        decode(DecodeQuery(*narrow, query.softmax_scale), view)

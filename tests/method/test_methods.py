@@ -162,3 +162,19 @@ def test_options_that_cannot_be_meant(name: str, values: dict, words: str):
 def test_options_are_set():
     assert options_for("paper", {"steps": 7, "anchor": 0}).steps == 7
     assert options_for("rtn", {}) == load_method("rtn").Options()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("quantmla", {"steps": -1}),
+        ("quantmla", {"batch_size": 0}),
+        ("quantmla", {"scale_rate": float("nan")}),
+        ("paper", {"gain_rate": float("inf")}),
+        ("paper", {"anchor": -0.1}),
+    ],
+)
+def test_options_outside_their_range_are_refused(method, options):
+    with pytest.raises(UsageError, match=r"must be at least \d and finite"):
+        options_for(method, options)
+    assert options_for("quantmla", {"polish_steps": 0, "rope_steps": 0}).polish_steps == 0

@@ -88,3 +88,21 @@ def test_an_unprotected_cache_has_neither_sinks_nor_window():
     fmt = CacheFormat().unprotected()
     assert fmt.num_sink_tokens == 0
     assert fmt.first_recent(1000) == 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recent_window": 1.5},
+        {"recent_window": 2**31},
+        {"num_sink_tokens": True},
+        {"group_size": "a"},
+        {"page_size": None},
+        {"content_clip": "x"},
+        {"content_bits": [4]},
+    ],
+)
+def test_values_of_another_type_are_named(change):
+    (name,) = change
+    with pytest.raises(UsageError, match=name):
+        CacheFormat.from_json(CacheFormat().to_json() | change)

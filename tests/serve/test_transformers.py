@@ -202,3 +202,24 @@ def test_on_a_gpu_the_bytes_are_those_of_the_cpu():
         b = device.update(latent[:, :, t].cuda(), k_rope[:, :, t].cuda())
     assert all(torch.equal(x, y.cpu()) for x, y in zip(a, b, strict=True))
     assert torch.equal(host.paged.pages(1), device.paged.pages(1).cpu())
+
+
+@pytest.mark.parametrize("mask", [torch.ones(0, 0), torch.ones(2, 0), torch.ones(3), [[1, 1]]])
+def test_masks_that_say_nothing_are_refused(mask, model):
+    with pytest.raises(UsageError, match="attention_mask must be 2-D"):
+        QuantMLACache(model.config, FMT, mask)
+
+
+def test_states_that_do_not_fit_the_cache_are_refused(model):
+    def states(batch, rank, rope):
+        return torch.randn(batch, 1, 3, rank), torch.randn(batch, 1, 3, rope)
+
+    with pytest.raises(UsageError, match="rope_order 'foo' is not one of"):
+        QuantMLACache(model.config, FMT, rope_order="foo")
+    cache = QuantMLACache(model.config, FMT)
+    with pytest.raises(UsageError, match="batch of 0"):
+        cache.update(*states(0, 64, 16), 0)
+    cache.update(*states(2, 64, 16), 0)
+    for wrong in ((2, 32, 16), (2, 64, 8)):
+        with pytest.raises(UsageError, match="has shape"):
+            cache.update(*states(*wrong), 0)

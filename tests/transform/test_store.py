@@ -87,3 +87,13 @@ def test_other_files_are_refused(tmp_path: Path):
     save_file({"weight": torch.eye(2)}, tmp_path / FILE_NAME)
     with pytest.raises(QuantMLAError, match="holds no transforms"):
         transforms_from_file(tmp_path / FILE_NAME)
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path):
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(transforms_to_bytes({"a": random_transform(8, 2, 0)}))
+    tensors = load_file(path)
+    tensors["a.content.scale"][0] = float("nan")
+    save_file(tensors, path)
+    with pytest.raises(QuantMLAError, match=r"NaN or infinity in a\.content\.scale"):
+        transforms_from_file(path)

@@ -7,6 +7,8 @@ X query input width.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -80,20 +82,23 @@ class Adapter:
         text = config.get("text_config") or config
         return {**self.defaults, **text}
 
+    def _size(self, text: Mapping[str, Any], key: str) -> int:
+        value: Any = text.get(key)
+        require(
+            isinstance(value, int) and not isinstance(value, bool) and value > 0,
+            f"config.json gives {key} = {value!r}; {self.model_type} needs a positive integer",
+            UnsupportedModel,
+        )
+        return int(value)
+
+    def num_layers(self, config: Mapping[str, Any]) -> int:
+        """Decoder layers that ordinary generation runs. Raises UnsupportedModel for none."""
+        return self._size(self.text_config(config), self.layers_key)
+
     def geometry(self, config: Mapping[str, Any]) -> MlaGeometry:
         """Sizes and softmax scale. Raises UnsupportedModel when config.json lacks a size."""
         text = self.text_config(config)
-
-        def size(key: str) -> int:
-            value = text.get(key)
-            require(
-                isinstance(value, int) and value > 0,
-                f"config.json gives {key} = {value!r}; {self.model_type} needs a positive integer",
-                UnsupportedModel,
-            )
-            assert isinstance(value, int)
-            return value
-
+        size = partial(self._size, text)
         hidden, heads = size("hidden_size"), size("num_attention_heads")
         nope, rope = size("qk_nope_head_dim"), size("qk_rope_head_dim")
         require(
@@ -101,7 +106,7 @@ class Adapter:
             f"qk_rope_head_dim {rope} is odd; rope channels are pairs",
             UnsupportedModel,
         )
-        head_dim = text.get("qk_head_dim") or nope + rope
+        head_dim = size("qk_head_dim") if text.get("qk_head_dim") is not None else nope + rope
         return MlaGeometry(
             hidden_size=hidden,
             num_heads=heads,
@@ -122,7 +127,7 @@ class Adapter:
 
         Raises UnsupportedModel when there are none, or when a layer that must have one has not.
         """
-        main = int(self.text_config(config)[self.layers_key])
+        main = self.num_layers(config)
         found = []
         for name in names:
             if name.endswith(DOWN):
@@ -137,11 +142,12 @@ class Adapter:
         require(bool(found), f"the checkpoint has no tensor *{DOWN}", UnsupportedModel)
         if self.every_layer:
             present = {site.cache_index for site in found if not site.mtp}
-            absent = sorted(set(range(main * self.attentions_per_layer)) - present)
+            every = range(main * self.attentions_per_layer)
+            absent = tuple(islice((i for i in every if i not in present), 8))
             require(
                 not absent,
                 f"config.json says {main} layers, but there is no *{DOWN} for cache index "
-                f"{', '.join(map(str, absent[:8]))}",
+                f"{', '.join(map(str, absent))}",
                 UnsupportedModel,
             )
         return sorted(found, key=lambda site: (site.mtp, site.cache_index))
@@ -153,6 +159,12 @@ class Adapter:
         return AttentionSite(
             prefix=match[0], layer=layer, cache_index=index, mtp=apart or layer >= main
         )
+
+    def check(self, source: TensorSource) -> None:
+        """Refuses tensors that are absent or of other shapes than config.json says."""
+        g = self.geometry(source.config)
+        for site in self.sites(source.config, source.names):
+            check_shapes(source, site.prefix, self.query_name(source, site), g)
 
     def ignored(self, config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
         """Prefixes of attentions that are not latent (linear attention, vision), in file order."""
@@ -189,6 +201,11 @@ class Adapter:
         up = _tensor(source, f"{site.prefix}.kv_b_proj.weight").unflatten(0, (g.num_heads, -1))
         q, b_q = self._read_queries(source, site, g)
         norm = _tensor(source, f"{site.prefix}.kv_a_layernorm.weight")
+        require(
+            bool((norm != 0).all()),
+            f"{site.prefix}.kv_a_layernorm.weight has zeros, by which no latent can be scaled back",
+            UnsupportedModel,
+        )
 
         def turned(x: Tensor, dim: int) -> Tensor:
             return to_interleaved(x, self.weight_rope_order, dim)

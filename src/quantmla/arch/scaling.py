@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from quantmla.errors import UnsupportedModel, require
+
 
 def rope_parameters(text_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Rope settings of new configs (`rope_parameters`) and of old ones (`rope_scaling`)."""
@@ -17,6 +19,13 @@ def softmax_scale(head_dim: int, rope: Mapping[str, Any]) -> float:
     all_dim = rope.get("mscale_all_dim", 0)
     if kind == "default" or not all_dim:
         return scale
-    factor = float(rope["factor"])
+    factor = rope.get("factor")
+    require(
+        all(isinstance(x, int | float) and x > 0 for x in (factor, all_dim)),
+        f"config.json gives rope scaling {kind!r} with factor {factor!r} and mscale_all_dim "
+        f"{all_dim!r}; both must be positive numbers",
+        UnsupportedModel,
+    )
+    assert factor is not None
     mscale = 0.1 * float(all_dim) * math.log(factor) + 1.0 if factor > 1 else 1.0
     return scale * mscale * mscale

@@ -80,6 +80,15 @@ def append(
             f"{name} is {x.dtype}; the cache takes torch.bfloat16",
             UsageError,
         )
+    for name, x, held in (
+        ("latent", latent_TR, seq.latent_TR),
+        ("k_rope", k_rope_TE, seq.k_rope_TE),
+    ):
+        require(
+            x.shape == (latent_TR.shape[0], held.shape[1]),
+            f"{name} has shape {list(x.shape)}, not [{latent_TR.shape[0]}, {held.shape[1]}]",
+            UsageError,
+        )
     length = seq.length + latent_TR.shape[0]
     latent = torch.cat((seq.latent_TR, latent_TR))
     k_rope = torch.cat((seq.k_rope_TE, k_rope_TE))

@@ -70,7 +70,15 @@ def transformers_config(config: Mapping[str, Any], model_type: str) -> Any:
         f"weights quantized by {method!r} are not read: only block FP8 and unquantized ones are",
         UnsupportedModel,
     )
-    return CONFIG_MAPPING[model_type].from_dict(text | {"model_type": model_type})
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(text | {"model_type": model_type})
+    except Exception as error:  # transformers checks a config by errors of many kinds
+        raise QuantMLAError(f"transformers refuses config.json: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """An error of another library as the end of our sentence."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def decoder_class(config: Any) -> type:
@@ -179,12 +187,19 @@ def _load(skeleton: Skeleton, layer: int | None) -> Any:
                 dtype=skeleton.dtype,
                 attn_implementation="sdpa",
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, and refused below
             )
-        except RuntimeError as error:  # shapes that differ
-            reason = " ".join(str(error).split())[:300]
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # what a config makes of a model's modules fails in many ways
             raise QuantMLAError(
-                f"{what} of the checkpoint does not fit its config.json: {reason}"
+                f"{what} of the checkpoint does not fit its config.json: {one_line(error)}"
             ) from error
+    for name, stored, built in sorted(info["mismatched_keys"])[:1]:
+        raise QuantMLAError(
+            f"{what} of the checkpoint does not fit its config.json: {name} is {tuple(stored)}, "
+            f"not {tuple(built)}"
+        )
     missing = sorted(info["missing_keys"])
     require(
         not missing,

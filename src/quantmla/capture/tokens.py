@@ -90,12 +90,13 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a checkpoint folder; a bare tokenizer.json is enough."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if (folder / "tokenizer_config.json").is_file():
-        try:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise QuantMLAError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
     file = folder / "tokenizer.json"
-    require(file.is_file(), f"{folder} has no tokenizer: tokenizer.json is missing")
-    return PreTrainedTokenizerFast(tokenizer_file=str(file))
+    configured = (folder / "tokenizer_config.json").is_file()
+    require(configured or file.is_file(), f"{folder} has no tokenizer: tokenizer.json is missing")
+    try:
+        if configured:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as error:  # tokenizers raises plain ones
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise QuantMLAError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error

@@ -1,6 +1,7 @@
 """From what a user calls a model to a folder on this machine."""
 
 import json
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -9,6 +10,18 @@ from typing import Any
 from quantmla.errors import QuantMLAError, require
 
 PACKAGED = ("nano",)  # models that ship inside the package
+# What config.json's keys hold, of those that are read apart from sizes.
+KINDS = {
+    "model_type": str,
+    "text_config": dict,
+    "architectures": list,
+    "quantization_config": dict,
+    "rope_parameters": dict,
+    "rope_scaling": dict,
+    "linear_attn_config": dict,
+    "num_nextn_predict_layers": int,
+}
+KIND_NAMES = {str: "a string", dict: "an object", list: "a list", int: "a whole number"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Other copies of the same weights, which nobody reads here.
 OTHER_FORMATS = [
@@ -36,7 +49,7 @@ def locate(model: str | Path, revision: str | None = None, *, config_only: bool 
             path.is_dir(), f"the packaged model {model!r} is missing from this installation: {path}"
         )
         return path
-    if Path(model).is_dir():
+    if os.path.isdir(model):  # says no, without an error, to what cannot be a path
         return Path(model)
     require(
         isinstance(model, str)
@@ -71,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
     require(path.is_file(), f"{path} does not exist")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise QuantMLAError(f"{path} is not valid JSON: {error}") from error
     require(isinstance(data, dict), f"{path} holds a {type(data).__name__}, not a JSON object")
     return data
@@ -79,7 +92,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_config(model: str | Path, *, revision: str | None = None) -> dict[str, Any]:
     """config.json of a model, without its weights; `model` may also be the JSON file itself."""
-    path = Path(model)
-    if path.suffix == ".json" and path.is_file():
-        return read_json(path)
-    return read_json(locate(model, revision, config_only=True) / "config.json")
+    if Path(model).suffix == ".json" and os.path.isfile(model):
+        return model_config(Path(model))
+    return model_config(locate(model, revision, config_only=True) / "config.json")
+
+
+def model_config(path: Path) -> dict[str, Any]:
+    """A config.json; a sentence when a key that we read holds another kind of value."""
+    config = read_json(path)
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key, kind in KINDS.items():
+            value = part.get(key)
+            require(
+                value is None or isinstance(value, kind),
+                f"{path} gives {key} = {value!r:.80}, which is not {KIND_NAMES[kind]}",
+            )
+    return config

@@ -71,6 +71,7 @@ def rewrite_checkpoint(
             (part / name).write_bytes(content.encode() if isinstance(content, str) else content)
         _sync(part)
         _put_in_place(part, out)
+        _remove_left_over(out.resolve(), "old")  # not before: it may be all that is left of `out`
     return Rewritten(out, tuple(n for n in source.names if n in replace), tuple(left_out))
 
 
@@ -96,6 +97,11 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
         f"{out} is not an earlier output, so --overwrite does not replace it",
         UsageError,
     )
+
+
+def check_space(source: TensorSource, out: Path) -> None:
+    """Refuses a disk that cannot hold a copy of `source`; makes the folder that `out` goes to."""
+    _check_space(source, _auxiliary(source)[0], {}, out)
 
 
 def _has_mark(folder: Path, marks: tuple[str, ...]) -> bool:
@@ -164,9 +170,9 @@ def _check_space(
 @contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
     """A folder beside `out`, gone at the end in any case."""
-    part = out.resolve().with_name(f"{out.name}.part-{os.getpid()}")
+    part = out.resolve().with_name(f"{out.resolve().name}.part-{os.getpid()}")
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        _remove_left_over(out.resolve(), "part")
         part.mkdir()
         yield part
     except KeyboardInterrupt:
@@ -179,6 +185,27 @@ def _temporary(out: Path) -> Iterator[Path]:
         raise QuantMLAError(f"writing {out} failed, nothing of it was kept: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _remove_left_over(target: Path, kind: str) -> None:
+    """Removes what killed runs left beside `target`: folders that bear a dead process's number."""
+    name = re.compile(re.escape(f"{target.name}.{kind}-") + "([0-9]+)")
+    for folder in target.parent.iterdir():
+        match = name.fullmatch(folder.name)
+        if match is not None and not _is_alive(int(match[1])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if process == os.getpid():
+        return False  # it had our number before us
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _write_shard(
@@ -229,7 +256,7 @@ def _put_in_place(part: Path, out: Path) -> None:
     if not target.exists():
         part.rename(target)
         return
-    old = target.with_name(f"{out.name}.old-{os.getpid()}")
+    old = target.with_name(f"{target.name}.old-{os.getpid()}")
     target.rename(old)
     try:
         part.rename(target)

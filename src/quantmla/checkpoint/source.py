@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from quantmla.checkpoint.block_fp8 import SCALE_SUFFIX, dequantize_blocks
-from quantmla.checkpoint.locate import locate, read_json
+from quantmla.checkpoint.locate import locate, model_config, read_json
 from quantmla.errors import QuantMLAError, require
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+METADATA = "__metadata__"  # the one key of a header that is no tensor
 SAMPLE_BYTES = 65536  # of a shard's first and last data that enter the digest
 
 DTYPES = {
@@ -147,7 +149,7 @@ def open_source(model: str | Path, *, revision: str | None = None) -> TensorSour
     promises and no shard has, or weights in another form than safetensors.
     """
     path = locate(model, revision)
-    config = read_json(path / "config.json")
+    config = model_config(path / "config.json")
     weight_map = _weight_map(path)
     files = list(dict.fromkeys(weight_map.values())) if weight_map else [SINGLE_FILE]
     shards, entries = [], {}
@@ -202,17 +204,9 @@ def _read_header(path: Path, name: str) -> tuple[Shard, dict[str, Entry]]:
         header = json.loads(raw)
         start = 8 + length
         entries = {
-            key: Entry(
-                name,
-                value["dtype"],
-                tuple(value["shape"]),
-                start + value["data_offsets"][0],
-                start + value["data_offsets"][1],
-            )
-            for key, value in header.items()
-            if key != "__metadata__"
+            key: _entry(name, value, start) for key, value in header.items() if key != METADATA
         }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise QuantMLAError(
             f"{file} is not a safetensors file: its header cannot be read"
         ) from error
@@ -220,6 +214,19 @@ def _read_header(path: Path, name: str) -> tuple[Shard, dict[str, Entry]]:
     require(size >= expected, f"{file} is truncated: {size} bytes instead of {expected}")
     require(size == expected, f"{file} is damaged: {size} bytes instead of {expected}")
     return Shard(name, length.to_bytes(8, "little") + raw, size), entries
+
+
+def _entry(shard: str, described: Mapping[str, Any], start: int) -> Entry:
+    """One tensor of a header. Raises ValueError, KeyError or TypeError for what cannot be one."""
+    dtype, shape = described["dtype"], tuple(described["shape"])
+    begin, end = described["data_offsets"]
+    if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end - begin)):
+        raise ValueError("sizes and offsets must be whole numbers of at least 0")
+    if not isinstance(dtype, str):
+        raise TypeError("a dtype must be a name")
+    if dtype in DTYPES and math.prod(shape) * DTYPES[dtype].itemsize != end - begin:
+        raise ValueError("offsets do not fit the shape")
+    return Entry(shard, dtype, shape, start + begin, start + end)
 
 
 def require_finite(name: str, x: Tensor) -> Tensor:

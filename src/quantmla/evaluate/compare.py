@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from quantmla.errors import UsageError, require
 from quantmla.evaluate.perplexity import Progress, TextResult, measure_text, token_windows
@@ -66,6 +66,14 @@ def _needles(tokenizer: Any, text: str, settings: Settings) -> list[Needle]:
     )
 
 
+def evaluation_inputs(
+    tokenizer: Any, text: str, settings: Settings
+) -> tuple[list[Tensor], list[Needle]]:
+    """Windows of the text and needles. Raises UsageError where the text is too short for them."""
+    windows = token_windows(tokenizer, text, settings.context, settings.limit)
+    return windows, _needles(tokenizer, text, settings)
+
+
 def measure(
     base_model: nn.Module,
     tokenizer: Any,
@@ -77,8 +85,7 @@ def measure(
     """The unquantised base model first, then every variant against it, in the order given."""
     every = [BASELINE, *variants]
     require_equal_protection(every)
-    windows = token_windows(tokenizer, text, settings.context, settings.limit)
-    needles = _needles(tokenizer, text, settings)
+    windows, needles = evaluation_inputs(tokenizer, text, settings)
     texts = measure_text(base_model, every, windows, progress)
     recalls = measure_recall(base_model, every, needles, progress)
     sizes = [bytes_per_token(base_model, variant) for variant in every]

@@ -134,8 +134,16 @@ def check_view(view: CacheView) -> None:
         "an unprotected cache format (recent_window None) is for evaluation only, without kernels",
         UsageError,
     )
+    for name, rank in (("window_pages_JMC", 3), ("lengths_B", 1), ("sink_pages_B", 1)):
+        shape = list(getattr(view, name).shape)
+        require(len(shape) == rank, f"{name} has shape {shape}, not {rank} dimensions", UsageError)
     pages, batch = view.pages_JY, view.lengths_B.shape[0]
     channels = view.window_pages_JMC.shape[-1]
+    require(
+        view.window_table_BW.dim() != 2 or view.window_table_BW.shape[1] > 0,
+        f"window_table_BW has shape {list(view.window_table_BW.shape)}: it must have a column",
+        UsageError,
+    )
     int32, bf16 = torch.int32, torch.bfloat16
     _check_tensor("pages_JY", pages, torch.uint8, (None, view.layout.page_bytes), pages)
     _check_tensor("window_pages_JMC", view.window_pages_JMC, bf16, (None, None, channels), pages)
@@ -165,7 +173,9 @@ def decode_problem(query: DecodeQuery, view: CacheView) -> Problem:
     require(q.dim() == 4, f"latent_BSNR has shape {list(q.shape)}, not [B, S, N, R]", UsageError)
     batch, query_len, heads = view.lengths_B.shape[0], q.shape[1], q.shape[2]
     require(
-        q.is_floating_point(), f"latent_BSNR is {q.dtype}, not a floating-point type", UsageError
+        q.is_floating_point() and q.element_size() > 1,
+        f"latent_BSNR is {q.dtype}, not a floating-point type of 2 bytes or more",
+        UsageError,
     )
     _check_tensor("latent_BSNR", q, q.dtype, (batch, None, None, view.kv_lora_rank), view.pages_JY)
     rope_shape = (batch, query_len, heads, view.qk_rope_head_dim)
@@ -189,6 +199,11 @@ def _check_tokens(tokens: Tokens, num_rows: int, view: CacheView) -> None:
 def append_problem(rows: Rows, tokens: Tokens, view: CacheView) -> Problem:
     """Checks an append call and describes it."""
     check_view(view)
+    require(
+        rows.latent_TR.dim() == 2,
+        f"latent_TR has shape {list(rows.latent_TR.shape)}, not [T, R]",
+        UsageError,
+    )
     num_rows = rows.latent_TR.shape[0]
     bf16 = torch.bfloat16
     _check_tensor("latent_TR", rows.latent_TR, bf16, (num_rows, view.kv_lora_rank), view.pages_JY)

@@ -4,6 +4,7 @@ To add one: write the module, add its line here.
 """
 
 import importlib
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -39,6 +40,12 @@ def options_for(name: str, values: dict[str, Any]) -> Any:
         require(
             fits and not (wanted is int and isinstance(value, bool)),
             f"option {key} of method {name} is {value!r}; it must be a {wanted.__name__}",
+            UsageError,
+        )
+        least = 1 if wanted is int and not key.endswith("steps") else 0  # 0 steps leave a part out
+        require(
+            least <= value < math.inf,
+            f"option {key} of method {name} is {value!r}; it must be at least {least} and finite",
             UsageError,
         )
     return options(**values)

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from quantmla.errors import UsageError, require
 
@@ -10,6 +10,7 @@ BITS = (2, 3, 4, 8, 16)
 RopeCentring = Literal["page", "none"]
 RangeRule = Literal["hold_zero", "paper"]
 VERSION = 1
+MOST_TOKENS = 2**31 - 1  # lengths are int32
 
 # Share of a group's min-max range that the codes span. Few codes gain from clipping; learned groups
 # want less of it than normal ones, and from 4 bits on hardly any (docs/maths.md).
@@ -39,38 +40,18 @@ class CacheFormat:
 
     def __post_init__(self) -> None:
         for name in ("content_bits", "rope_bits"):
-            value = getattr(self, name)
-            require(value in BITS, f"{name} {value!r} is not one of {BITS}", UsageError)
-        require(
-            self.group_size >= 1, f"group_size {self.group_size} must be at least 1", UsageError
-        )
-        require(
-            self.rope_bands >= 1, f"rope_bands {self.rope_bands} must be at least 1", UsageError
-        )
-        require(
-            self.rope_centring in ("page", "none"),
-            f"rope_centring {self.rope_centring!r} is not one of ('page', 'none')",
-            UsageError,
-        )
-        require(
-            self.range_rule in ("hold_zero", "paper"),
-            f"range_rule {self.range_rule!r} is not one of ('hold_zero', 'paper')",
-            UsageError,
-        )
+            self._one_of(name, BITS)
+        self._one_of("rope_centring", get_args(RopeCentring))
+        self._one_of("range_rule", get_args(RangeRule))
+        for name in ("group_size", "rope_bands", "page_size"):
+            self._whole(name, least=1)
+        self._whole("num_sink_tokens", least=0)
+        if self.recent_window is not None:
+            self._whole("recent_window", least=0)
         for name in ("content_clip", "rope_clip"):
             value = getattr(self, name)
-            require(0 < value <= 1, f"{name} {value!r} is not in (0, 1]", UsageError)
-        require(self.page_size >= 1, f"page_size {self.page_size} must be at least 1", UsageError)
-        require(
-            self.num_sink_tokens >= 0,
-            f"num_sink_tokens {self.num_sink_tokens} is negative",
-            UsageError,
-        )
-        require(
-            self.recent_window is None or self.recent_window >= 0,
-            f"recent_window {self.recent_window} is negative",
-            UsageError,
-        )
+            fits = isinstance(value, int | float) and 0 < value <= 1
+            require(fits, f"{name} {value!r} is not in (0, 1]", UsageError)
         require(
             self.recent_window is not None or self.num_sink_tokens == 0,
             "an unprotected cache has no sinks: num_sink_tokens must be 0",
@@ -79,6 +60,20 @@ class CacheFormat:
         require(
             self.version == VERSION,
             f"cache format version {self.version} is not {VERSION}, the one this release reads",
+            UsageError,
+        )
+
+    def _one_of(self, name: str, allowed: tuple[Any, ...]) -> None:
+        value = getattr(self, name)
+        require(value in allowed, f"{name} {value!r} is not one of {allowed}", UsageError)
+
+    def _whole(self, name: str, *, least: int) -> None:
+        value = getattr(self, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(
+            whole and least <= value <= MOST_TOKENS,
+            f"{name} {value!r} must be a whole number of at least {least} and at most "
+            f"{MOST_TOKENS}",
             UsageError,
         )
 
@@ -121,7 +116,7 @@ class CacheFormat:
 
 def parse_format(name: str, **changes: Any) -> CacheFormat:
     """`c4r4`, `C4R4` or `quantmla_c4r4` to a format; rope keys of 4 bits or less are centred."""
-    match = re.fullmatch(r"(?:quantmla[_-])?c(\d+)r(\d+)", name.strip().lower())
+    match = re.fullmatch(r"(?:quantmla[_-])?c([0-9]+)r([0-9]+)", name.strip().lower())
     allowed = f"c<bits>r<bits> with bits of {BITS}, for example c4r4"
     require(match is not None, f"unknown cache format {name!r}: use {allowed}", UsageError)
     assert match is not None

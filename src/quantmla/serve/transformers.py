@@ -11,7 +11,7 @@ in the model's dtype. B sequences, S new tokens, R latent channels, E rope chann
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -32,9 +32,16 @@ def left_padding(attention_mask: Tensor | None) -> list[int] | None:
     """Padding tokens before each row's first real token; None without a mask."""
     if attention_mask is None:
         return None
+    require(
+        isinstance(attention_mask, Tensor)
+        and attention_mask.ndim == 2
+        and attention_mask.numel() > 0,
+        "attention_mask must be 2-D with padding on the left only, a tensor that is not empty",
+        UsageError,
+    )
     mask = attention_mask != 0
     require(
-        mask.ndim == 2 and bool((mask.int().diff(dim=1) >= 0).all()) and bool(mask[:, -1].all()),
+        bool((mask.int().diff(dim=1) >= 0).all()) and bool(mask[:, -1].all()),
         "attention_mask must be 2-D with padding on the left only",
         UsageError,
     )
@@ -59,6 +66,7 @@ class QuantMLALayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch = key_states.shape[0]
+        require(batch > 0, "a batch of 0 sequences cannot be cached", UsageError)
         rows = self.padding if self.padding is not None else [0] * batch
         require(
             batch % len(rows) == 0,
@@ -215,6 +223,11 @@ class QuantMLACache(Cache):
             UnsupportedModel,
         )
         order = rope_order or cached_rope_order(text)
+        require(
+            order in get_args(RopeOrder),
+            f"rope_order {order!r} is not one of {get_args(RopeOrder)}",
+            UsageError,
+        )
         padding = left_padding(attention_mask)
         stock = DynamicCache(config=text).layers
         sparse = [i for i, layer in enumerate(stock) if hasattr(layer, "update_indexer")]

@@ -59,6 +59,8 @@ def transforms_from_file(path: Path) -> dict[str, LayerTransform]:
     absent = [name for name in needed if name not in tensors]
     require(not absent, f"{path} lacks {', '.join(absent[:3])}")
     require(bool(prefixes), f"{path} holds no transforms")
+    unusable = sorted(name for name, x in tensors.items() if not bool(torch.isfinite(x).all()))
+    require(not unusable, f"{path} has NaN or infinity in {', '.join(unusable[:3])}")
     return {prefix: _transform(tensors, prefix) for prefix in prefixes}
 
 
