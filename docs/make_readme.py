@@ -41,7 +41,7 @@ def _line(row: Row) -> str:
         str(row["method"]),
         _number(row["bytes_per_token"], ",.0f"),
         _number(row["perplexity"], ".3f"),
-        _number(row["kl_mean"], ".4f"),
+        _number(row["kl_mean"], ".5f"),
         _number(row["kl_p99"], ".3f"),
         _number(row["top1"], ".1%"),
         _number(row["recall"], ".1%"),
