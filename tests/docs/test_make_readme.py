@@ -44,7 +44,7 @@ def test_rows_of_the_newest_file_in_tables_by_format_and_protection(places):
     assert lines[-1] == "end"
     assert "2026-02-03" in lines[2]
     assert "CPU" in lines[2]
-    assert "| quantmla | 880 | 7.125 | 0.0054 | 0.081 | 97.1% | - |" in lines
+    assert "| quantmla | 880 | 7.125 | 0.00537 | 0.081 | 97.1% | - |" in lines
     heads = [line for line in lines if line.startswith("**")]
     assert heads == [
         "**C4R4, unprotected**, 8,192 tokens of held-out text",
