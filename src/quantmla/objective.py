@@ -44,17 +44,6 @@ def output_loss(output_BSD: Tensor, target_BSD: Tensor) -> Tensor:
     return (output_BSD - target_BSD).square().sum() / target_BSD.square().sum().clamp(min=floor)
 
 
-class OutputGram(NamedTuple):
-    """Second moments, over tokens and output directions, of the output's sensitivity to a path.
-
-    To first order, independent errors e_k in the cached rows cost sum_k e_k^T H_k e_k at the
-    output; these are the mean of H_k over tokens, scaled to unit mean eigenvalue.
-    """
-
-    content_RR: Tensor  # with respect to the unit latent
-    rope_EE: Tensor
-
-
 def output_gram(
     weights: MlaWeights,
     x: Activations,
@@ -62,28 +51,23 @@ def output_gram(
     *,
     probes: int,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Sums of g g^T over tokens and Rademacher probes r, g = J^T r: unbiased for sum_k H_k.
+) -> Tensor:
+    """Second moment of the output's sensitivity to the unit latents: sum_k H_k, float64 [R, R].
 
-    One forward pass, `probes` backward passes. Returns float64 [R, R] and [E, E], not scaled.
+    To first order, independent errors e_k of the unit latents cost sum_k e_k^T H_k e_k at the
+    output. This is the sum of g g^T over tokens and Rademacher probes r, g = J^T r, which is
+    unbiased. One forward pass, `probes` backward passes.
     """
     latent = x.unit_latent_BSR.detach().requires_grad_()
-    k_rope = x.k_rope_BSE.detach().requires_grad_()
     with torch.enable_grad():
-        output = attention_output(
-            weights, x._replace(unit_latent_BSR=latent, k_rope_BSE=k_rope), softmax_scale
-        )
-    content = torch.zeros(latent.shape[-1], latent.shape[-1], dtype=torch.float64)
-    rope = torch.zeros(k_rope.shape[-1], k_rope.shape[-1], dtype=torch.float64)
+        output = attention_output(weights, x._replace(unit_latent_BSR=latent), softmax_scale)
+    total_RR = torch.zeros(latent.shape[-1], latent.shape[-1], dtype=torch.float64)
     for _ in range(probes):
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1
-        g_latent, g_rope = torch.autograd.grad(
-            output, (latent, k_rope), grad_outputs=signs, retain_graph=True
-        )
-        for total, g in ((content, g_latent), (rope, g_rope)):
-            rows = g.flatten(0, 1).double()
-            total += (rows.T @ rows).cpu()
-    return content, rope
+        (g,) = torch.autograd.grad(output, latent, grad_outputs=signs, retain_graph=True)
+        rows = g.flatten(0, 1).double()
+        total_RR += (rows.T @ rows).cpu()
+    return total_RR
 
 
 def unit_trace(gram_RR: Tensor) -> Tensor:

@@ -85,14 +85,13 @@ def _gram(layer: Layer, options: Options, generator: torch.Generator) -> Tensor:
     rank = len(layer.weights.norm_R)
     total = torch.zeros(rank, rank, dtype=torch.float64)
     for part in rows.split(options.batch_size):
-        content, _ = output_gram(
+        total += output_gram(
             layer.weights,
             layer.batch(layer.train, part),
             layer.softmax_scale,
             probes=options.probes,
             generator=generator,
         )
-        total += content
     return unit_trace(total)
 
 
