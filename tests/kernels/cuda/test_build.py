@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.quant.format import parse_format
 from quantmla.quant.layout import page_layout
 
-pytestmark = pytest.mark.skipif(find_spec("cuda") is None, reason="cuda-bindings is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 
 def _cuobjdump() -> str:

@@ -75,7 +75,7 @@ def cubin(macros: tuple[str, ...]) -> bytes:
 
 
 def compile_text(code: str, macros: tuple[str, ...]) -> bytes:
-    from cuda.bindings import nvrtc  # type: ignore[import-untyped]
+    from cuda.bindings import nvrtc
 
     options = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", *macros]
     error, program = nvrtc.nvrtcCreateProgram(code.encode(), b"decode.cu", 0, None, None)

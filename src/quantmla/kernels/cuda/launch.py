@@ -41,7 +41,7 @@ def kernels(macros: tuple[str, ...], shared_bytes: int, device: torch.device) ->
 
 
 def load(image: bytes, shared_bytes: int, device: torch.device) -> Kernels:
-    from cuda.bindings import driver  # type: ignore[import-untyped]
+    from cuda.bindings import driver
 
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # makes torch's context current
