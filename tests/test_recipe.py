@@ -4,7 +4,7 @@ import pytest
 
 from quantmla.errors import UsageError
 from quantmla.quant.format import CacheFormat
-from quantmla.recipe import Recipe, load_recipe, recipe_from, to_yaml, with_changes
+from quantmla.recipe import Recipe, decided, load_recipe, recipe_from, to_yaml, with_changes
 
 
 def test_yaml_round_trip(tmp_path):
@@ -108,3 +108,18 @@ def test_values_that_only_look_right_are_refused(text, words, tmp_path):
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
         load_recipe(path)
+
+
+def test_a_decided_recipe_says_what_its_names_stood_for_and_reads_back(tmp_path):
+    named = recipe_from({"format": {"name": "c2r2"}})
+    recipe = decided(named, {"steps": 7})
+    assert recipe.format.rope_centring == "page"
+    assert recipe.format.sinks == 4
+    assert recipe.transform.options == {"steps": 7}
+    assert (
+        recipe.format.cache_format()
+        == recipe_from({"format": {"name": "c2r2"}}).format.cache_format()
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(recipe))
+    assert load_recipe(path) == recipe

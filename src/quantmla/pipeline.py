@@ -24,7 +24,7 @@ from quantmla.plan import plan
 from quantmla.progress import bars, say
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
-from quantmla.recipe import Calibration, Recipe, resolved, to_yaml
+from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
 
@@ -40,6 +40,7 @@ def quantize(
     options = options_for(recipe.transform.method, recipe.transform.options)
     recipe = resolved(recipe, _fusing_method(recipe, fmt).CALIBRATION)
     device = resolve_device(recipe.calibration.device)
+    recipe = decided(recipe, asdict(options))
     source, adapter = _original(recipe, fmt)
     out = _output(recipe)
     check_output(source.path, out, overwrite=overwrite, marks=(CONFIG_KEY,))

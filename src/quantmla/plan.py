@@ -14,11 +14,18 @@ from quantmla.checkpoint.source import TensorSource
 from quantmla.device import resolve_device
 from quantmla.recipe import Recipe
 
+PROCESS_BYTES = 600 * 2**20  # what python, torch and transformers take before any model
+CAPTURES_IN_MEMORY = 2**30  # more of one layer waits on disk (CaptureSettings.memory_limit)
+
 
 def plan(
     source: TensorSource, adapter: Adapter, recipe: Recipe, tokens: CalibrationTokens
 ) -> dict[str, Any]:
-    """What `--dry-run` prints: sizes from the config and the files, and a rough time."""
+    """What `--dry-run` prints: sizes from the config and the files, and a rough time.
+
+    The learner's own memory (a few attentions of one batch) and time (by layer, whatever the
+    layer's weights are) are left out.
+    """
     count = tokens.train_BS.numel() + tokens.held_out_BS.numel()
     cost = capture_cost(adapter.geometry(source.config), source.config, count)
     weights = sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
@@ -30,16 +37,16 @@ def plan(
     return {
         "layers": len(sites),
         "calibration_tokens": count,
-        "memory_bytes": cost.memory,
+        "memory_bytes": PROCESS_BYTES + cost.memory + min(cost.disk, CAPTURES_IN_MEMORY),
         "work_disk_bytes": cost.disk,
         "output_disk_bytes": weights,
         "free_disk_bytes": shutil.disk_usage(parent).free,
-        "seconds": round(_seconds(weights, count, recipe.calibration.device)),
+        "capture_seconds": round(_seconds(weights, count, recipe.calibration.device)),
     }
 
 
 def _seconds(weight_bytes: int, tokens: int, device_name: str) -> float:
-    """One forward pass of all weights at this machine's matrix rate; learning about doubles it."""
+    """One forward pass of all weights at this machine's matrix rate; learning comes on top."""
     device = resolve_device(device_name)
     x = torch.randn(1024, 1024, device=device)
     x @ x
@@ -48,4 +55,4 @@ def _seconds(weight_bytes: int, tokens: int, device_name: str) -> float:
         x = torch.tanh(x @ x)
     float(x.sum())
     rate = 4 * 2 * 1024**3 / (time.perf_counter() - began)
-    return 2 * 2 * (weight_bytes / 2) * tokens / rate
+    return 2 * (weight_bytes / 2) * tokens / rate

@@ -133,6 +133,21 @@ def resolved(recipe: Recipe, amounts: Mapping[str, int]) -> Recipe:
     return with_changes(recipe, {f"calibration.{k}": v for k, v in missing.items()})
 
 
+def decided(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
+    """The recipe with what a format's name or a default stood for written out."""
+    fmt = recipe.format.cache_format()
+    changes = {
+        "format.group_size": fmt.group_size,
+        "format.rope_centring": fmt.rope_centring,
+        "format.rope_bands": fmt.rope_bands,
+        "format.sinks": fmt.num_sink_tokens,
+        "format.recent": fmt.recent_window,
+        "format.range_rule": fmt.range_rule,
+        "transform.options": dict(options),
+    }
+    return with_changes(recipe, changes)
+
+
 def load_recipe(path: Path) -> Recipe:
     """Reads a YAML recipe."""
     require(os.path.isfile(path), f"recipe {path} is not a file", UsageError)
