@@ -143,7 +143,9 @@ def _fitted(subject: _Subject, name: str, fmt: CacheFormat, device: str, progres
     transforms: Mapping[str, LayerTransform] | None = None
     if fmt.group_size == parse_format(fmt.name).group_size:
         transforms = packaged_fit(subject.base.digest(), name, fmt.name)
-    if transforms is None:
+    if transforms is not None:
+        say(f"{name}: transforms that the package holds for this model", progress)
+    else:
         say(f"fitting {name}", progress)
         transforms = fit(subject.base, subject.adapter, name, used, device, progress)
     indices = {
