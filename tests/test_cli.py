@@ -19,7 +19,10 @@ from quantmla.recipe import EvaluationRequest, Recipe, with_changes
 
 FLAGS = {
     "inspect": ["MODEL", "--json"],
-    "estimate": ["MODEL", "--format", "--context", "--batch", "--gpu-memory", "--json"],
+    "estimate": [
+        *("MODEL", "--format", "--context", "--batch", "--gpu-memory"),
+        *("--max-num-batched-tokens", "--json"),
+    ],
     "quantize": [
         *("MODEL", "-o/--output", "--recipe", "--format", "--method", "--text"),
         *("--num-sequences", "--sequence-length", "--seed", "--device"),

@@ -98,6 +98,13 @@ def _estimate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB"
     )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=_positive,
+        default=8192,
+        metavar="N",
+        help="vLLM's flag of that name, for its figures (default: 8192)",
+    )
     _json_flag(parser)
 
 
@@ -158,7 +165,12 @@ def _estimate(args: argparse.Namespace) -> int:
     from quantmla.quant.format import parse_format
 
     budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)
-    load = Workload(context=args.context, batch=args.batch, budget=budget)
+    load = Workload(
+        context=args.context,
+        batch=args.batch,
+        budget=budget,
+        batched_tokens=args.max_num_batched_tokens,
+    )
     result = estimate(read_config(args.model), parse_format(args.format), load)
     present.show(result.to_json(), as_json=args.json)
     return 0

@@ -13,6 +13,7 @@ from quantmla.arch import adapter_for
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import bf16_row_bytes, layout_for
+from quantmla.serve.pool import PoolReport, pool_of, report
 
 UNITS = {"": 1}
 UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
@@ -28,10 +29,16 @@ class Workload:
     context: int = 131_072  # tokens per request
     batch: int = 1  # requests
     budget: int | None = None  # bytes for the cache
+    batched_tokens: int = 8192  # vLLM's --max-num-batched-tokens
 
     def __post_init__(self) -> None:
         require(self.context >= 1, f"context {self.context} must be at least 1 token", UsageError)
         require(self.batch >= 1, f"batch {self.batch} must be at least 1 request", UsageError)
+        require(
+            self.batched_tokens >= 1,
+            f"batched_tokens {self.batched_tokens} must be at least 1 token",
+            UsageError,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class Estimate:
     bf16_tokens_in_budget: int | None = None
     concurrency: int | None = None  # requests of `context` tokens
     bf16_concurrency: int | None = None
+    vllm: PoolReport | None = None  # as vLLM counts, its blocks and its windows included
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,6 +122,7 @@ def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Est
     request = layers * request_bytes(fmt, load.context, page, row)
     bf16_request = layers * load.context * row
     per_token = layers * page / fmt.page_size
+    pool = pool_of(fmt, layers=layers, page_bytes=page, row_bytes=row)
     return Estimate(
         format=fmt.name,
         cached_layers=layers,
@@ -133,4 +142,7 @@ def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Est
         bf16_tokens_in_budget=None if load.budget is None else load.budget // (layers * row),
         concurrency=None if load.budget is None else load.budget // request,
         bf16_concurrency=None if load.budget is None else load.budget // bf16_request,
+        vllm=None
+        if load.budget is None
+        else report(pool, load.budget, load.context, load.batched_tokens),
     )
