@@ -33,6 +33,7 @@ FLAGS = {
         *("MODEL_OR_OUT", "--baseline", "--methods", "--format", "--sinks", "--recent"),
         *("--unprotected", "--text", "--context", "--limit", "--device", "--json"),
     ],
+    "serve": ["--print", "OUT", "VLLM_ARG"],
     "doctor": ["--json"],
 }
 

@@ -6,7 +6,6 @@ stdout, progress and errors to stderr. Exit codes: 0 done, 1 error, 2 usage, 3 u
 """
 
 import argparse
-import errno
 import io
 import os
 import re
@@ -17,6 +16,7 @@ from typing import NoReturn
 
 from quantmla import __version__
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.faults import disk_is_full, system_fault
 
 INTERRUPTED = 130
 UNSUPPORTED = 3
@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
     _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
+    _serve_flags(add("serve", _serve, "Serve what quantize wrote with vLLM."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 
@@ -91,20 +92,14 @@ def _inspect_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _estimate_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
-    parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
-    parser.add_argument("--context", type=_positive, default=131_072, help="tokens per request")
-    parser.add_argument("--batch", type=_positive, default=1, help="requests (default: 1)")
-    parser.add_argument(
-        "--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB"
-    )
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=_positive,
-        default=8192,
-        metavar="N",
-        help="vLLM's flag of that name, for its figures (default: 8192)",
-    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
+    add("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
+    add("--context", type=_positive, default=131_072, help="tokens per request")
+    add("--batch", type=_positive, default=1, help="requests (default: 1)")
+    add("--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB")
+    batched = "vLLM's flag of that name, for its figures (default: 8192)"
+    add("--max-num-batched-tokens", type=_positive, default=8192, metavar="N", help=batched)
     _json_flag(parser)
 
 
@@ -147,6 +142,14 @@ def _eval_flags(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=_positive, metavar="N", help="sequences")
     add("--device", metavar="D", help=DEVICE_HELP)
     add("--json", type=Path, metavar="FILE", help="write the rows, with versions, to FILE")
+
+
+def _serve_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--print", action="store_true", help="print the vllm command and stop")
+    add("output", metavar="OUT", help="what quantize wrote: a folder or a hub id")
+    rest = "arguments of `vllm serve`, as they are"
+    add("vllm_args", metavar="VLLM_ARG", nargs=argparse.REMAINDER, help=rest)
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -256,17 +259,19 @@ def _eval(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from quantmla.serving import serve
+
+    rest = [argument for argument in args.vllm_args if argument != "--print"]
+    serve(args.output, rest, only_print=args.print or len(rest) < len(args.vllm_args))
+    return 0
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from quantmla import doctor, present
 
     present.show(doctor.diagnose(), as_json=args.json)
     return 0
-
-
-def _disk_is_full(error: Exception) -> bool:
-    """safetensors and torch report a full disk as errors of their own, with the system's words."""
-    code = error.errno if isinstance(error, OSError) else None
-    return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -288,17 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if not isinstance(error, OSError) and not _disk_is_full(error):
+        if not isinstance(error, OSError) and not disk_is_full(error):
             raise
-        return _fail(_system_fault(error), 1)
-
-
-def _system_fault(error: Exception) -> str:
-    """What the system refused, and where; no fault of ours."""
-    full = _disk_is_full(error)
-    reason = "no space left on device" if full else getattr(error, "strerror", None) or str(error)
-    place = getattr(error, "filename", None)
-    return f"{reason}: {place}" if place else reason
+        return _fail(system_fault(error), 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -1,0 +1,156 @@
+"""`quantmla serve`: the command that it makes, and what it refuses before vLLM starts."""
+
+import json
+import types
+
+import pytest
+
+from quantmla import serving
+from quantmla.cli import main
+from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
+from quantmla.quant.format import parse_format
+from quantmla.serving import check_machine, serve_command
+
+MANIFEST = {
+    "version": 1,
+    "base_model": "nano",
+    "base_sha256": "0",
+    "method": "quantmla",
+    "format": parse_format("c4r4").to_json(),
+    "ignored_layers": [],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Makes a checkpoint folder with this manifest, None for an unfused one."""
+
+    def make(manifest=MANIFEST):
+        config = {"model_type": "deepseek_v3"}
+        if manifest is not None:
+            config["quantmla_config"] = manifest
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return str(tmp_path)
+
+    return make
+
+
+def test_the_command_is_vllms_with_our_backend_and_the_users_arguments(folder):
+    out = folder()
+    arguments = ["--port", "8001", "--kv-cache-dtype=auto", "--block_size", "64"]
+    assert serve_command(out, arguments) == [
+        *("vllm", "serve", out, "--attention-backend", "CUSTOM"),
+        *arguments,
+    ]
+
+
+def test_the_backend_is_not_named_twice(folder):
+    out = folder()
+    given = ["--attention_backend", "CUSTOM"]
+    assert serve_command(out, given) == ["vllm", "serve", out, *given]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--attention-backend FLASHMLA", "--attention-backend FLASHMLA"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8: .* auto or bfloat16"),
+        ("--kv_cache_dtype=fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
+        ("--block-size 16", "--block-size 16: .* must be 64"),
+        ("--dtype half", "--dtype half"),
+        ("--decode-context-parallel-size 2", "--decode-context-parallel-size 2"),
+        ("-dcp 2", "-dcp 2"),
+        ("--prefill-context-parallel-size=4", "--prefill-context-parallel-size 4"),
+        ('--kv-transfer-config {"kv_connector":"X"}', "--kv-transfer-config"),
+        ("--kv-transfer-config.kv_connector X", "--kv-transfer-config.kv-connector"),
+        ("--kv-offloading-size 4", "--kv-offloading-size"),
+        ("--disable-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager"),
+        ("--kv-cache-dtype-skip-layers 0", "--kv-cache-dtype-skip-layers"),
+        ("--calculate-kv-scales", "--calculate-kv-scales"),
+        ("--enable-dbo", "--enable-dbo"),
+        ('--speculative-config {"method":"mtp"}', "'mtp'.* ngram or suffix"),
+        ("--speculative-config.method eagle3", "'eagle3'"),
+        ('-sc {"model":"x/y"}', "None"),
+        ("--speculative-config nonsense", "'nonsense' is not a JSON object"),
+        (
+            '--speculative-config {"method":"ngram","num_speculative_tokens":16}',
+            "num_speculative_tokens 16: it must be 1 to 15",
+        ),
+    ],
+)
+def test_r40_what_cannot_hold_is_refused_by_the_name_of_its_flag(folder, arguments, words):
+    with pytest.raises(UsageError, match=words):
+        serve_command(folder(), arguments.split(" "))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ['--speculative-config={"method":"ngram","num_speculative_tokens":4}'],
+        ["--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"],
+        ["--tensor-parallel-size", "2", "--dtype", "bfloat16", "-dcp", "1"],
+        ["--no-enable-prefix-caching", "--max-num-batched-tokens", "2048"],
+    ],
+)
+def test_what_can_hold_is_passed_on(folder, arguments):
+    assert serve_command(folder(), arguments)[-len(arguments) :] == arguments
+
+
+def test_a_model_that_is_not_quantized_is_refused(folder):
+    with pytest.raises(UsageError, match="was not written by quantmla: no quantmla_config"):
+        serve_command(folder(None), [])
+    with pytest.raises(QuantMLAError, match="version 2, not 1"):
+        serve_command(folder({**MANIFEST, "version": 2}), [])
+    with pytest.raises(UnsupportedModel, match=r"layers \[0\] in bf16"):
+        serve_command(folder({**MANIFEST, "ignored_layers": [0]}), [])
+
+
+def machine(monkeypatch, vllm="0.26.0", capabilities=("9.0",)):
+    monkeypatch.setattr(serving, "versions", lambda: {"vllm": vllm})
+    monkeypatch.setattr(serving, "gpus", lambda: [{"capability": c} for c in capabilities])
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"vllm": None}, r'vllm 0.26.0 is needed and none is installed: pip install "quantmla'),
+        ({"vllm": "0.33.0"}, "vllm 0.26.0 is needed and 0.33.0 is installed"),
+        ({"capabilities": ()}, "compute capability 9.0 .* torch sees none"),
+        ({"capabilities": ("8.0",)}, "torch sees 8.0"),
+    ],
+)
+def test_another_vllm_or_gpu_is_named(monkeypatch, facts, words):
+    machine(monkeypatch, **facts)
+    with pytest.raises(UsageError, match=words):
+        check_machine()
+
+
+def test_the_command_is_printed_and_run(folder, monkeypatch, capsys):
+    out, ran = folder(), []
+    machine(monkeypatch)
+    monkeypatch.setattr(serving.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(serving, "sys", types.SimpleNamespace(executable="/nowhere/python"))
+    monkeypatch.setattr(serving.os, "execv", lambda *call: ran.append(call))
+    assert main(["serve", out, "--max-model-len", "4096"]) == 0
+    printed = f"vllm serve {out} --attention-backend CUSTOM --max-model-len 4096\n"
+    assert capsys.readouterr().out == printed
+    assert ran == [("/bin/vllm", printed.split())]
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_print_alone_needs_no_gpu(folder, monkeypatch, capsys, place):
+    out = folder()
+    machine(monkeypatch, vllm=None, capabilities=())
+    argv = [out, "--hf-overrides", '{"a": 1}']
+    argv.insert(place, "--print")
+    assert main(["serve", *argv]) == 0
+    shown = capsys.readouterr().out
+    assert shown == (f"vllm serve {out} --attention-backend CUSTOM --hf-overrides '{{\"a\": 1}}'\n")
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(folder, capsys):
+    assert main(["serve", folder(), "--enable-dbo"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("quantmla: error: --enable-dbo cannot be used")
+    assert shown.err.count("\n") == 1
