@@ -1,4 +1,4 @@
-"""The stage behind `serve`: what can be refused before vLLM starts, and the command that it runs."""
+"""The stage behind `serve`: what can be refused before vLLM starts, and the command it becomes."""
 
 import json
 import os
