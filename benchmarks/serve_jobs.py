@@ -1,0 +1,129 @@
+"""The jobs of the serving benchmark: what is asked, and how much cache there is for it.
+
+A pool is given as tokens of the unquantised cache, so that every variant gets the same bytes.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+BF16_ROW = 1152  # bytes of a token and layer, 512 + 64 channels
+VOCABULARY = 100_000
+VARIANTS = ("bf16", "c4r4", "c2r4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Requests that are all there at once, or chats whose next turn follows the last answer."""
+
+    name: str
+    requests: int  # or chats
+    prompt: int  # tokens of a request, or of a turn's question
+    output: int  # tokens
+    pool_tokens: int | None  # bf16 tokens that the pool holds; None: plenty
+    turns: int = 1
+    shared: int = 0  # tokens that all chats begin with
+    prefix_caching: bool = False
+    repeats: int = 3
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.shared + self.turns * (self.prompt + self.output)
+
+    def pool_bytes(self, layers: int) -> int | None:
+        return None if self.pool_tokens is None else self.pool_tokens * BF16_ROW * layers
+
+    def questions(self, repeat: int) -> list[list[list[int]]]:
+        """Token ids of every chat's questions; the first one begins with what is shared."""
+        random = np.random.default_rng([repeat, *self.name.encode()])
+
+        def tokens(count: int) -> list[int]:
+            return random.integers(10, VOCABULARY, count).tolist()
+
+        shared = tokens(self.shared)
+        return [
+            [(shared if turn == 0 else []) + tokens(self.prompt) for turn in range(self.turns)]
+            for _ in range(self.requests)
+        ]
+
+
+def long_context(name: str, pool: float, repeats: int = 1) -> Job:
+    """5 x (131,072 + 1,024) with memory for `pool` such requests."""
+    size = 131_072 + 1024
+    return Job(
+        name=name,
+        requests=5,
+        prompt=131_072,
+        output=1024,
+        pool_tokens=int(pool * size),
+        repeats=repeats,
+    )
+
+
+# Most important first. The paper's sizing: the pool is 0.4 % smaller than the demand.
+PRESSURE = (
+    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, repeats=3),
+    Job(
+        name="64 x (4K + 2K)", requests=64, prompt=4096, output=2048, pool_tokens=64 * 6144 * 2 // 3
+    ),
+    Job(
+        name="32 x (32K + 2K)",
+        requests=32,
+        prompt=32_768,
+        output=2048,
+        pool_tokens=32 * 34_816 // 3,
+    ),
+    Job(
+        name="24 chats, 4 turns",
+        requests=24,
+        prompt=1024,
+        output=256,
+        turns=4,
+        shared=4096,
+        pool_tokens=4096 + 24 * 5120 * 2 // 5,
+        prefix_caching=True,
+    ),
+    long_context("5 x (128K + 1K), pool of 1", 1.01),
+    long_context("5 x (128K + 1K), pool of 1.5", 1.5),
+    long_context("5 x (128K + 1K), pool of 3", 3.0),
+    long_context("5 x (128K + 1K), pool of 6", 6.0),
+)
+DECODE = (
+    Job(
+        name="5 x (8K + 1K), pool of 1.6",
+        requests=5,
+        prompt=8192,
+        output=1024,
+        pool_tokens=int(1.6 * 9216),
+    ),
+    Job(name="32 x (2K + 512), plenty", requests=32, prompt=2048, output=512, pool_tokens=None),
+    Job(name="8 x (32K + 512), plenty", requests=8, prompt=32_768, output=512, pool_tokens=None),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Jobs that one engine runs, in order of importance."""
+
+    name: str
+    layers: int
+    jobs: tuple[Job, ...]
+    share: float  # of the time
+
+
+GROUPS = (
+    Group(name="decode", layers=27, jobs=DECODE, share=0.45),
+    Group(name="pressure", layers=5, jobs=PRESSURE, share=0.55),
+)
+
+
+def smaller(job: Job, factor: int) -> Job:
+    """The same job with everything `factor` times smaller, to try the machinery."""
+    return replace(
+        job,
+        prompt=max(1, job.prompt // factor),
+        output=max(2, job.output // factor),
+        shared=job.shared // factor,
+        pool_tokens=None if job.pool_tokens is None else max(1, job.pool_tokens // factor),
+    )
