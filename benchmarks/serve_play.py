@@ -65,9 +65,7 @@ class Ledger:
         if held > self.peak_tokens:
             pool = scheduler.kv_cache_manager.block_pool
             self.peak_tokens = held
-            self.peak_blocks = (
-                pool.num_gpu_blocks - 1 - spare_blocks - pool.get_num_free_blocks()
-            )
+            self.peak_blocks = pool.num_gpu_blocks - 1 - spare_blocks - pool.get_num_free_blocks()
 
 
 @dataclass(slots=True)

@@ -19,10 +19,7 @@ from quantmla.recipe import EvaluationRequest, Recipe, with_changes
 
 FLAGS = {
     "inspect": ["MODEL", "--json"],
-    "estimate": [
-        *("MODEL", "--format", "--context", "--batch", "--gpu-memory"),
-        *("--max-num-batched-tokens", "--json"),
-    ],
+    "estimate": ["MODEL", "--format", "--context", "--batch", "--gpu-memory", "--json"],
     "quantize": [
         *("MODEL", "-o/--output", "--recipe", "--format", "--method", "--text"),
         *("--num-sequences", "--sequence-length", "--seed", "--device"),

@@ -63,8 +63,6 @@ def _estimate_flags(parser: argparse.ArgumentParser) -> None:
     add("--context", type=positive, default=131_072, help="tokens per request")
     add("--batch", type=positive, default=1, help="requests (default: 1)")
     add("--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB")
-    batched = "vLLM's flag of that name, for its figures (default: 8192)"
-    add("--max-num-batched-tokens", type=positive, default=8192, metavar="N", help=batched)
     _json_flag(parser)
 
 
@@ -133,12 +131,7 @@ def _estimate(args: argparse.Namespace) -> int:
     from quantmla.quant.format import parse_format
 
     budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)
-    load = Workload(
-        context=args.context,
-        batch=args.batch,
-        budget=budget,
-        batched_tokens=args.max_num_batched_tokens,
-    )
+    load = Workload(context=args.context, batch=args.batch, budget=budget)
     result = estimate(read_config(args.model), parse_format(args.format), load)
     present.show(result.to_json(), as_json=args.json)
     return 0

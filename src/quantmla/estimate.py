@@ -13,7 +13,8 @@ from quantmla.arch import adapter_for
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import bf16_row_bytes, layout_for
-from quantmla.serve.pool import PoolReport, pool_of, report
+from quantmla.serve.capacity import Capacity, capacity
+from quantmla.serve.vllm.pool import pool_layout
 
 UNITS = {"": 1}
 UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
@@ -29,16 +30,10 @@ class Workload:
     context: int = 131_072  # tokens per request
     batch: int = 1  # requests
     budget: int | None = None  # bytes for the cache
-    batched_tokens: int = 8192  # vLLM's --max-num-batched-tokens
 
     def __post_init__(self) -> None:
         require(self.context >= 1, f"context {self.context} must be at least 1 token", UsageError)
         require(self.batch >= 1, f"batch {self.batch} must be at least 1 request", UsageError)
-        require(
-            self.batched_tokens >= 1,
-            f"batched_tokens {self.batched_tokens} must be at least 1 token",
-            UsageError,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +58,7 @@ class Estimate:
     bf16_tokens_in_budget: int | None = None
     concurrency: int | None = None  # requests of `context` tokens
     bf16_concurrency: int | None = None
-    vllm: PoolReport | None = None  # as vLLM counts, its blocks and its windows included
+    vllm: Capacity | None = None  # as vLLM counts, its blocks and its windows included
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,7 +117,6 @@ def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Est
     request = layers * request_bytes(fmt, load.context, page, row)
     bf16_request = layers * load.context * row
     per_token = layers * page / fmt.page_size
-    pool = pool_of(fmt, layers=layers, page_bytes=page, row_bytes=row)
     return Estimate(
         format=fmt.name,
         cached_layers=layers,
@@ -142,7 +136,23 @@ def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Est
         bf16_tokens_in_budget=None if load.budget is None else load.budget // (layers * row),
         concurrency=None if load.budget is None else load.budget // request,
         bf16_concurrency=None if load.budget is None else load.budget // bf16_request,
-        vllm=None
-        if load.budget is None
-        else report(pool, load.budget, load.context, load.batched_tokens),
+        vllm=None if load.budget is None else _in_vllm(config, fmt, load.context, load.budget),
+    )
+
+
+def _in_vllm(
+    config: Mapping[str, Any], fmt: CacheFormat, context: int, budget: int
+) -> Capacity | None:
+    """None for a format that vLLM's plugin does not serve."""
+    g = adapter_for(config).geometry(config)
+    try:
+        layout = pool_layout(fmt, g.kv_lora_rank, g.qk_rope_head_dim)
+    except UsageError:
+        return None
+    return capacity(
+        layout,
+        layers=num_cached_layers(config),
+        row_bytes=bf16_row_bytes(g.kv_lora_rank, g.qk_rope_head_dim),
+        budget=budget,
+        context=context,
     )

@@ -37,8 +37,9 @@ REFUSED: dict[str, str] = {
     "--kv-cache-dtype-skip-layers": "every layer's cache has the checkpoint's format",
     "--calculate-kv-scales": "scales are stored in the pages",
     "--enable-dbo": "micro-batches that overlap are not handled",
+    "--ubatch-size": "micro-batches that overlap are not handled",
 }
-DRAFTS_WITHOUT_CACHE = ("ngram", "suffix")
+DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
 
 def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
@@ -140,7 +141,7 @@ def _check_draft(draft: Mapping[str, Any]) -> None:
     require(
         method in DRAFTS_WITHOUT_CACHE,
         f"--speculative-config has method {method!r}, whose drafts need a cache of their own: use "
-        f"{' or '.join(DRAFTS_WITHOUT_CACHE)}",
+        f"one of {', '.join(DRAFTS_WITHOUT_CACHE)}",
         UsageError,
     )
     count = str(draft.get("num_speculative_tokens", 1))
