@@ -90,15 +90,23 @@ PRESSURE = (
     long_context("5 x (128K + 1K), pool of 6", 6.0),
 )
 DECODE = (
+    # a pool of two prompts or more would admit two requests and then preempt one of them
     Job(
-        name="5 x (8K + 1K), pool of 1.6",
-        requests=5,
-        prompt=8192,
-        output=1024,
-        pool_tokens=int(1.6 * 9216),
+        name="6 x (16K + 2K), pool of 1.77",
+        requests=6,
+        prompt=16_384,
+        output=2048,
+        pool_tokens=int(1.77 * 18_432),
     ),
     Job(name="32 x (2K + 512), plenty", requests=32, prompt=2048, output=512, pool_tokens=None),
-    Job(name="8 x (32K + 512), plenty", requests=8, prompt=32_768, output=512, pool_tokens=None),
+    Job(
+        name="8 x (32K + 512), plenty",
+        requests=8,
+        prompt=32_768,
+        output=512,
+        pool_tokens=None,
+        repeats=1,
+    ),
 )
 
 
@@ -110,6 +118,13 @@ class Group:
     layers: int
     jobs: tuple[Job, ...]
     share: float  # of the time
+
+    @property
+    def cache_bytes(self) -> int:
+        """Enough for every job, and 5 % more where there is to be plenty."""
+        row = BF16_ROW * self.layers
+        plenty = max(job.requests * (job.longest + 128) * row * 21 // 20 for job in self.jobs)
+        return max(plenty, *(job.pool_bytes(self.layers) or 0 for job in self.jobs)) + 2**28
 
 
 GROUPS = (
@@ -127,3 +142,8 @@ def smaller(job: Job, factor: int) -> Job:
         shared=job.shared // factor,
         pool_tokens=None if job.pool_tokens is None else max(1, job.pool_tokens // factor),
     )
+
+
+def warm_up(job: Job) -> Job:
+    """As many requests at once, and a prompt of two chunks: what is compiled on first use."""
+    return replace(job, prompt=min(job.prompt, 9000 // job.requests + 64), output=4, turns=1)
