@@ -45,7 +45,8 @@ class VllmEngine:
             **({} if backend is None else {"attention_backend": backend}),
         )
         self.config = self.llm.llm_engine.vllm_config
-        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.ledger, self.spare = Ledger(), []
         self.answers: dict[str, list[int]] = {}
@@ -60,6 +61,8 @@ class VllmEngine:
 
     def limit(self, job: Job | None) -> dict[str, int]:
         """Forgets every prefix and leaves `job` its pool, all of it for None; says how large."""
+        while self.core.batch_queue:  # a step without requests may still be on its way
+            self.llm.llm_engine.step()
         self.pool.free_blocks(self.spare)
         assert self.scheduler.reset_prefix_cache()
         cache = self.scheduler.kv_cache_config

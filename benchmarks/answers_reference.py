@@ -1,0 +1,134 @@
+"""The same tokens, in the same steps, by transformers with QuantMLACache.
+
+Two cases are read a little differently by the engine, on purpose (`READ_OTHERWISE`): there, what
+quantising itself changes is allowed on top of rounding.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from quantmla.checkpoint.locate import locate
+from quantmla.serve.transformers import QuantMLACache
+
+FACTOR = 2  # of what rounding does to transformers' own bfloat16
+READ_OTHERWISE = {
+    "drafts": "pages are packed by the length with drafts, up to 15 tokens earlier",
+    "shared prefix, hit": "the window before the hit is read packed by the first 128 tokens",
+}
+
+Step = tuple[int, int]  # first token, tokens
+Request = Mapping[str, Any]
+
+
+def history(requests: Sequence[Request], index: int) -> list[Step]:
+    """Steps from an empty cache to the request's last token.
+
+    A step that begins where none of its own ended began with tokens from the cache: of what the
+    request had computed before it was preempted, or of an earlier request with the same tokens.
+    """
+    request = requests[index]
+    tokens = request["prompt"] + request["answer"]
+    steps: list[Step] = []
+    for start, count in request["steps"]:
+        at = sum(n for _, n in steps)
+        if start > at:
+            steps = _of_another(requests[:index], tokens[:start])
+        steps = truncated(steps, start)
+        steps.append((start, count))
+    return truncated(steps, len(tokens) - 1)
+
+
+def truncated(steps: Sequence[Step], length: int) -> list[Step]:
+    """The steps that computed the first `length` tokens."""
+    return [(start, min(n, length - start)) for start, n in steps if start < length]
+
+
+def _of_another(earlier: Sequence[Request], tokens: list[int]) -> list[Step]:
+    for i in range(len(earlier) - 1, -1, -1):
+        known = earlier[i]["prompt"] + earlier[i]["answer"][:-1]
+        if known[: len(tokens)] == tokens:
+            return history(earlier, i)
+    raise ValueError(f"no earlier request computed the {len(tokens)} tokens that were reused")
+
+
+@torch.inference_mode()
+def log_probabilities(
+    model: Any, request: Request, steps: Sequence[Step], *, packed: bool = True
+) -> Tensor:
+    """Of every token that could follow, float64 [answer's tokens, vocabulary]."""
+    tokens = torch.tensor([request["prompt"] + request["answer"]], device=model.device)
+    cache = QuantMLACache.from_config(model.config) if packed else DynamicCache()
+    first = len(request["prompt"]) - 1
+    rows = []
+    for start, count in steps:
+        logits = model(tokens[:, start : start + count], past_key_values=cache).logits[0]
+        rows += [logits[i] for i in range(count) if start + i >= first]
+    return torch.stack(rows).double().log_softmax(-1).cpu()
+
+
+def compare(checkpoint: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One line for each case: differences of log-probabilities, in nats, and of greedy tokens."""
+    path, device = locate(checkpoint), "cuda" if torch.cuda.is_available() else "cpu"
+    models = tuple(_model(path, dtype, device) for dtype in (torch.float32, torch.bfloat16))
+    requests = found["requests"]
+    cases: dict[str, list[dict[str, Tensor]]] = {}
+    for i, request in enumerate(requests):
+        line = differences(models, request, history(requests, i))
+        cases.setdefault(request["case"], []).append(line)
+    for case, lines in cases.items():
+        line = {"case": case, "requests": len(lines), **_together(lines)}
+        yield line | {"fault": fault(line)}
+
+
+def differences(
+    models: tuple[Any, Any], request: Request, steps: Sequence[Step]
+) -> dict[str, Tensor]:
+    """Of one request, by token of its answer; `models` are in float32 and in bfloat16."""
+    exact, rounded = (log_probabilities(model, request, steps) for model in models)
+    answer = torch.tensor(request["answer"])[:, None]
+    wanted = exact.gather(1, answer)[:, 0]
+    served = torch.tensor(request["logprobs"], dtype=torch.float64)
+    found = {
+        "engine": (served - wanted).abs(),
+        "rounding": (rounded.gather(1, answer)[:, 0] - wanted).abs(),
+        "lead": exact.amax(1) - wanted,  # 0 where the answer is the reference's own
+    }
+    if request["case"] in READ_OTHERWISE:
+        plain = log_probabilities(models[0], request, steps, packed=False)
+        found["rounding"] += (plain.gather(1, answer)[:, 0] - wanted).abs()
+    return found
+
+
+def _together(lines: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+    engine, rounding, lead = (
+        torch.cat([line[name] for line in lines]) for name in ("engine", "rounding", "lead")
+    )
+    return {
+        "tokens": len(lead),
+        "other_tokens": int((lead > 0).sum()),
+        "largest_lead": round(float(lead.max()), 5),
+        "rms": round(float(engine.square().mean().sqrt()), 5),
+        "rms_allowed": round(FACTOR * float(rounding.square().mean().sqrt()), 5),
+        "worst": round(float(engine.max()), 5),
+        "worst_allowed": round(FACTOR * float(rounding.max()), 5),
+    }
+
+
+def fault(line: Mapping[str, Any]) -> str | None:
+    """What is wrong with a case, or None."""
+    for name in ("rms", "worst"):
+        if line[name] > line[f"{name}_allowed"]:
+            return f"{name} {line[name]} is more than {line[f'{name}_allowed']}"
+    if line["largest_lead"] > 2 * line["worst_allowed"]:  # two tokens, each off by so much
+        return f"a token was chosen that is {line['largest_lead']} less likely than another"
+    return None
+
+
+def _model(path: Path, dtype: torch.dtype, device: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return model.to(device).eval()

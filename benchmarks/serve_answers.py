@@ -1,0 +1,61 @@
+"""Are vLLM's answers those of transformers with the same packed cache?
+
+    python benchmarks/serve_answers.py collect CHECKPOINT FILE [--drafts 3] [--tensor-parallel 2]
+    python benchmarks/serve_answers.py compare CHECKPOINT FILE
+
+`collect` needs a GPU and vllm: it serves chats, shared prefixes, chunks of several sizes, ragged
+batches and preempted requests, and writes what came out together with the steps in which every
+request was computed. `compare` needs neither: it computes the same tokens in the same steps with
+transformers and QuantMLACache, in float32 and in bfloat16.
+
+Tolerance: the two precisions of transformers differ by rounding alone, so they say how much the
+rounding of a bfloat16 engine can do. vLLM's log-probabilities must be as near to the float32
+ones, by a factor of 2. A greedy token may be another one only where the float32 model prefers its
+own by less than that.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from answers_reference import compare
+
+from quantmla.capture.tokens import load_tokenizer, read_text
+from quantmla.checkpoint.locate import locate
+
+
+def texts(checkpoint: str) -> list[int]:
+    """Token ids of the packaged held-out text."""
+    held_out = locate("nano").parent / "text" / "heldout.txt"
+    tokenizer = load_tokenizer(locate(checkpoint))
+    return tokenizer.encode(read_text(held_out)[:120_000], add_special_tokens=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("collect", "compare"):
+        sub = commands.add_parser(name)
+        sub.add_argument("checkpoint")
+        sub.add_argument("file", type=Path)
+        if name == "collect":
+            sub.add_argument("--drafts", type=int, default=0, help="n-gram drafts of a step")
+            sub.add_argument("--tensor-parallel", type=int, default=1)
+    options = parser.parse_args()
+    if options.command == "compare":
+        lines = []
+        for line in compare(options.checkpoint, json.loads(options.file.read_text())):
+            print(json.dumps(line), flush=True)
+            lines.append(line)
+        raise SystemExit(any(line["fault"] for line in lines))
+    from answers_collect import collect
+
+    found = collect(
+        options.checkpoint, texts(options.checkpoint), options.drafts, options.tensor_parallel
+    )
+    options.file.write_text(json.dumps(found))
+    print(f"{options.file}: {len(found['requests'])} requests")
+
+
+if __name__ == "__main__":
+    main()

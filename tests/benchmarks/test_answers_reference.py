@@ -1,0 +1,100 @@
+"""Replaying an engine's steps with transformers: the steps, the tolerance, and that it can fail."""
+
+import json
+
+import pytest
+import torch
+from answers_reference import (
+    _model,
+    _together,
+    differences,
+    fault,
+    history,
+    log_probabilities,
+    truncated,
+)
+
+from quantmla.checkpoint.locate import locate
+from quantmla.quant.format import CacheFormat, parse_format
+
+FORMAT = parse_format("c2r4")
+
+
+def request(name, prompt, answer, steps):
+    return {"case": "any", "name": name, "prompt": prompt, "answer": answer, "steps": steps}
+
+
+def test_steps_of_a_request_that_was_preempted():
+    steps = [(0, 3), (3, 1), (4, 1), (0, 2), (2, 4), (6, 1)]
+    found = history([request("a", [1, 2, 3], [4, 5, 6, 7, 8], steps)], 0)
+    assert found == [(0, 2), (2, 4), (6, 1)]
+
+
+def test_steps_of_drafts_that_were_refused():
+    steps = [(0, 3), (3, 4), (5, 4), (9, 4)]
+    found = history([request("a", [1, 2, 3], list(range(8)), steps)], 0)
+    assert found == [(0, 3), (3, 2), (5, 4), (9, 1)]
+
+
+def test_steps_of_a_prefix_are_those_that_computed_it():
+    first = request("a", [1, 2, 3, 4], [5, 6], [(0, 3), (3, 1), (4, 1)])
+    other = request("b", [1, 2, 9], [5], [(0, 3)])
+    hit = request("c", [1, 2, 3, 4, 5, 7], [8, 9], [(5, 1), (6, 1)])
+    found = history([first, other, hit], 2)
+    assert found == [(0, 3), (3, 1), (4, 1), (5, 1), (6, 1)]
+    with pytest.raises(ValueError, match="the 2 tokens that were reused"):
+        history([first, request("d", [7, 7, 7], [1], [(2, 1)])], 1)
+
+
+def test_truncated():
+    assert truncated([(0, 4), (4, 4), (8, 1)], 6) == [(0, 4), (4, 2)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """nano with a cache of 2-bit latents, not fused, in float32 and in bfloat16."""
+    folder = tmp_path_factory.mktemp("nano")
+    for path in locate("nano").iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    config["quantmla_config"] = {"version": 1, "format": FORMAT.to_json(), "ignored_layers": []}
+    (folder / "config.json").write_text(json.dumps(config))
+    return tuple(_model(folder, dtype, "cpu") for dtype in (torch.float32, torch.bfloat16))
+
+
+def line(models, steps, fmt):
+    """The line of an engine that is transformers in bfloat16 with a cache of this format."""
+    tokens = torch.randint(0, 4096, (309,), generator=torch.Generator().manual_seed(3)).tolist()
+    asked = request("a", tokens[:300], tokens[300:], steps)
+    config = models[1].config
+    kept = config.quantmla_config
+    config.quantmla_config = kept | {"format": fmt.to_json()}
+    served = log_probabilities(models[1], asked, history([asked], 0))
+    config.quantmla_config = kept
+    answer = torch.tensor(asked["answer"])[:, None]
+    asked["logprobs"] = served.gather(1, answer)[:, 0].tolist()
+    return _together([differences(models, asked, history([asked], 0))])
+
+
+@pytest.mark.slow
+def test_an_engine_that_reads_as_it_should_has_no_fault(models):
+    steps = [(0, 127), (127, 173), *((i, 1) for i in range(300, 308))]
+    found = line(models, steps, FORMAT)
+    assert found["rms"] == pytest.approx(found["rms_allowed"] / 2, rel=0.01)
+    # its tokens are random, so nothing is said of greedy ones
+    assert fault(found | {"largest_lead": 0.0}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"recent_window": 0}, {"num_sink_tokens": 0}])
+def test_an_engine_without_a_window_or_sinks_has_one(models, change):
+    steps = [(0, 127), (127, 173), *((i, 1) for i in range(300, 308))]
+    other = CacheFormat(**(FORMAT.to_json() | change))
+    assert "is more than" in fault(line(models, steps, other) | {"largest_lead": 0.0})
+
+
+def test_an_unlikely_token_is_a_fault():
+    fine = {"rms": 0.1, "rms_allowed": 0.2, "worst": 0.3, "worst_allowed": 0.4}
+    assert fault(fine | {"largest_lead": 0.8}) is None
+    assert "less likely" in fault(fine | {"largest_lead": 0.81})
