@@ -7,7 +7,7 @@ CPU_TRITON := 3.6.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint bench gpu-test clean
+.PHONY: demo test lint bench gpu-test serve-test clean
 
 demo: $(STAMP)  ## quantize the embedded model and measure what it cost
 	$(BIN)/quantmla quantize nano -o out/nano-c4r4 --overwrite
@@ -31,6 +31,11 @@ gpu-test:
 	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
 		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py")
+
+serve-test:  ## answers of vLLM on a Hopper GPU: about 5 minutes
+	@$(PYTHON) -c "import vllm" 2>/dev/null \
+		|| { echo "serve-test: $(PYTHON) has no vllm; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m pytest -m gpu tests/serve/vllm
 
 # venv without pip where Debian's python3-venv is not installed: then pip installs itself into it.
 # torch comes first and alone, at its exact version, so that the extras cannot pull another build.

@@ -82,6 +82,7 @@ class Served:
             max_num_batched_tokens=BATCHED_TOKENS,
             max_num_seqs=8,
             enable_prefix_caching=True,
+            gpu_memory_utilization=0.15,  # others may run beside it
             kv_cache_memory_bytes=2**28,
             tensor_parallel_size=tensor_parallel,
             compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]},

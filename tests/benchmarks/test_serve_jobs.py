@@ -1,0 +1,131 @@
+"""Jobs of the serving benchmark: their books, and what is left to do after an interruption."""
+
+from types import SimpleNamespace
+
+import pytest
+from bench_serve import expected_wall, missing, read_rows
+from serve_jobs import DECODE, GROUPS, PRESSURE, Group, Job, smaller, warm_up
+from serve_play import Delivery, Ledger, play, row
+
+from quantmla.bench.results import write
+
+CHAT = Job(
+    name="chats", requests=2, prompt=3, output=2, turns=2, shared=4, pool_tokens=100, repeats=2
+)
+
+
+class OneTokenEach:
+    """An engine that gives every request a token a second."""
+
+    def __init__(self):
+        self.now, self.open, self.prompts = 0.0, {}, {}
+
+    def add(self, request, prompt, output, prefix_caching):
+        self.open[request], self.prompts[request] = output, prompt
+
+    def busy(self):
+        return bool(self.open)
+
+    def step(self):
+        self.now += 1.0
+        self.open = {name: left - 1 for name, left in self.open.items()}
+        done = [name for name, left in self.open.items() if not left]
+        given = [Delivery(n, 1, n in done, [7, 8] if n in done else []) for n in self.open]
+        for name in done:
+            del self.open[name]
+        return given
+
+
+def test_a_turn_begins_with_all_that_was_said():
+    engine = OneTokenEach()
+    times = play(CHAT, 0, engine, lambda: engine.now)
+    first, second = engine.prompts["0/0"], engine.prompts["0/1"]
+    assert len(first) == 7
+    assert second[:9] == [*first, 7, 8]
+    assert first[:4] == engine.prompts["1/0"][:4]
+    assert first[4:] != engine.prompts["1/0"][4:]
+    assert (times.wall, times.output_tokens) == (4.0, 8)
+    assert times.first == times.per_token == times.gaps == [1.0] * 4
+    found = row(CHAT, times, Ledger())
+    assert (found["output_tok_s"], found["ttft_p50"], found["tpot_p99"]) == (2.0, 1.0, 1.0)
+
+
+def test_repeats_have_other_prompts_and_variants_the_same():
+    assert CHAT.questions(0) == CHAT.questions(0)
+    assert CHAT.questions(0) != CHAT.questions(1)
+
+
+def decision(new=(), cached=(), preempted=()):
+    """A scheduler's output: requests as (name, first token, tokens)."""
+    return SimpleNamespace(
+        total_num_scheduled_tokens=sum(n for _, _, n in (*new, *cached)),
+        num_scheduled_tokens={name: n for name, _, n in (*new, *cached)},
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=start) for name, start, _ in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, _, _ in cached],
+            num_computed_tokens=[start for _, start, _ in cached],
+        ),
+        preempted_req_ids=set(preempted),
+    )
+
+
+def scheduler(*computed, blocks=20, free=5):
+    pool = SimpleNamespace(num_gpu_blocks=blocks, get_num_free_blocks=lambda: free)
+    return SimpleNamespace(
+        running=[SimpleNamespace(num_computed_tokens=n) for n in computed],
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+    )
+
+
+def test_tokens_that_are_computed_again_are_counted():
+    ledger = Ledger()
+    ledger.observe(decision(new=[("0/0", 0, 8)]), scheduler(8), 4)
+    ledger.observe(decision(cached=[("0/0", 8, 1)], new=[("1/0", 0, 6)]), scheduler(9, 6), 4)
+    ledger.observe(decision(cached=[("0/0", 9, 1)], preempted=["1/0"]), scheduler(10), 4)
+    assert ledger.recomputed_tokens == 0
+    ledger.observe(decision(cached=[("1/0", 2, 5)]), scheduler(10, 7), 4)  # 2 of 6 were cached
+    assert ledger.recomputed_tokens == 4
+    ledger.observe(decision(new=[("0/1", 6, 9)]), scheduler(15), 4)  # the next turn, 6 of 10 cached
+    assert ledger.recomputed_tokens == 8
+    assert (ledger.steps, ledger.preemptions, ledger.max_running) == (5, 1, 2)
+    assert ledger.reused_tokens == 6
+    assert (ledger.peak_tokens, ledger.peak_blocks) == (17, 20 - 1 - 4 - 5)
+
+
+def test_rows_that_are_there_are_not_made_again(tmp_path):
+    path = tmp_path / "serve.json"
+    group = Group(name="g", layers=2, jobs=(CHAT,), share=1.0)
+    assert missing(group, "bf16", read_rows(path)) == [(CHAT, 0), (CHAT, 1)]
+    done = {"job": "chats", "variant": "bf16", "repeat": 0, "wall": 3.0}
+    write(path, [done])
+    assert missing(group, "bf16", read_rows(path)) == [(CHAT, 1)]
+    assert missing(group, "c4r4", read_rows(path)) == [(CHAT, 0), (CHAT, 1)]
+    assert expected_wall(CHAT, "c4r4", read_rows(path)) == 3.0
+    assert expected_wall(DECODE[0], "c4r4", read_rows(path)) == 0.0
+
+
+def test_first_repeats_of_all_jobs_come_first():
+    order = [(job.name, repeat) for job, repeat in missing(GROUPS[1], "bf16", [])]
+    assert [name for name, repeat in order if repeat == 0] == [job.name for job in PRESSURE]
+    assert sorted(order, key=lambda entry: entry[1]) == order
+
+
+@pytest.mark.parametrize("job", [*DECODE, *PRESSURE], ids=lambda job: job.name)
+def test_pools_are_what_their_jobs_say(job):
+    (group,) = (group for group in GROUPS if job in group.jobs)
+    wanted = job.pool_bytes(group.layers)
+    assert wanted is None or wanted <= group.cache_bytes
+    assert job.pool_tokens is None or job.pool_tokens >= job.longest  # one request fits
+    demand = job.requests * job.longest
+    if "short" in job.name:
+        assert job.pool_tokens / demand == pytest.approx(0.996, abs=1e-4)
+    if "pool of 1.77" in job.name:  # so that bf16 runs one request at a time
+        assert job.pool_tokens < 2 * job.prompt
+
+
+def test_trials_are_smaller():
+    small = smaller(PRESSURE[0], 64)
+    assert (small.prompt, small.output, small.requests) == (2048, 16, 5)
+    assert warm_up(PRESSURE[0]).prompt * 5 > 8192
