@@ -14,6 +14,7 @@ from vllm.config import (
     CacheConfig,
     DeviceConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
@@ -93,6 +94,7 @@ def vllm_config(model: ModelConfig, *, chunk=256, max_len=4096, drafts=0, cachin
             prompt_lookup_max=2,
             prompt_lookup_min=1,
             target_model_config=model,
+            target_parallel_config=ParallelConfig(),
         )
         if drafts
         else None,
@@ -241,6 +243,7 @@ class Engine:
         self.worst = 0.0  # error, relative to the largest output
         self.hits: dict[str, int] = {}
         self.decoded = self.prefilled = 0  # queries by path
+        self.taken = 0  # drafts that were right
         self.draft = None  # gives a request's drafts
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
@@ -422,5 +425,6 @@ class Engine:
             right = 0
             while right < len(drafts) and drafts[right] == taken[right]:
                 right += 1
+            self.taken += right
             sampled[name] = taken[: right + 1]
         return sampled
