@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from typing_extensions import override
+
 from quantmla.serve.vllm.engine import (
     KVCacheSpecRegistry,
     SlidingWindowManager,
@@ -61,6 +63,7 @@ class WindowBlocks(SlidingWindowManager):
         total = -(-num_tokens // self.block_size)
         return [i < sinks or i >= first for i in range(held, total)]
 
+    @override
     def get_num_blocks_to_allocate(
         self,
         request_id: str,
@@ -119,6 +122,7 @@ class WindowBlocks(SlidingWindowManager):
         return super().pop_blocks_for_free(request_id)
 
     @classmethod
+    @override
     def find_longest_cache_hit(
         cls,
         block_hashes: Any,
