@@ -1,0 +1,142 @@
+"""Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
+
+From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
+writes. Figures are medians of a job's repeats.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from markers import replace_part
+
+PAGE = Path(__file__).with_name("serving.md")
+PLOT = Path(__file__).with_name("serving.svg")
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+NAME = re.compile(r"serve_.+_(\d{8})\.json")
+COLUMNS = ("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice") + (
+    "running",
+    "TTFT p50, s",
+    "TPOT p50, ms",
+    "TPOT p99, ms",
+    "runs",
+)
+COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
+Row = Mapping[str, Any]
+
+
+def newest(folder: Path) -> Path | None:
+    """The result file with the latest date in its name."""
+    found = [p for p in folder.glob("serve_*.json") if NAME.fullmatch(p.name)]
+    return max(found, key=lambda p: NAME.fullmatch(p.name)[1], default=None)  # type: ignore[index]
+
+
+def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By job and variant, the medians of every number, and how many runs there were."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["job"], row["variant"]), []).append(row)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for (job, variant), members in groups.items():
+        middle = {
+            name: median(row[name] for row in members)
+            for name, value in members[0].items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        runs = {"runs": len(members), "prefix_caching": members[0]["prefix_caching"]}
+        found.setdefault(job, {})[variant] = middle | runs
+    return found
+
+
+def gain(variants: Mapping[str, Mapping[str, Any]], variant: str) -> float | None:
+    """Output tokens a second against the unquantised cache's."""
+    plain = variants.get("bf16")
+    return None if plain is None else variants[variant]["output_tok_s"] / plain["output_tok_s"]
+
+
+def _line(variants: Mapping[str, Mapping[str, Any]], variant: str) -> str:
+    row, ratio = variants[variant], gain(variants, variant)
+    cells = (
+        variant,
+        f"{row['pool_tokens']:,.0f}",
+        f"{row['output_tok_s']:,.0f}",
+        "-" if ratio is None else f"{ratio:.2f}",
+        f"{row['preemptions']:,.0f}",
+        f"{row['recomputed_tokens']:,.0f}",
+        f"{row['max_running']:,.0f}",
+        f"{row['ttft_p50']:.2f}",
+        f"{1000 * row['tpot_p50']:.2f}",
+        f"{1000 * row['tpot_p99']:.2f}",
+        str(row["runs"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
+    """One table for each job."""
+    title = f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}"
+    parts = []
+    for job, variants in jobs(rows).items():
+        first = next(iter(variants.values()))
+        gib = max(row["pool_bytes"] for row in variants.values()) / 2**30
+        caching = "on" if first["prefix_caching"] else "off"
+        head = f"**{job}**: {first['layers']:.0f} layers, cache of {gib:.2f} GiB, prefix caching "
+        lines = [_line(variants, variant) for variant in variants]
+        parts.append("\n".join((f"{head}{caching}\n", title, *lines)))
+    return parts
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """Output tokens a second of every job against bf16's, as SVG."""
+    bars, top = [], 40
+    for job, variants in jobs(rows).items():
+        bars.append(f'<text x="8" y="{top + 12}" font-weight="bold">{escape(job)}</text>')
+        top += 20
+        for variant in variants:
+            ratio = gain(variants, variant) or 0.0
+            width = max(1.0, 90 * ratio)
+            bars.append(
+                f'<text x="56" y="{top + 12}" text-anchor="end">{escape(variant)}</text>'
+                f'<rect x="62" y="{top}" width="{width:.1f}" height="15" '
+                f'fill="{COLOURS.get(variant, "#444444")}"/>'
+                f'<text x="{68 + width:.1f}" y="{top + 12}">{ratio:.2f}</text>'
+            )
+            top += 18
+        top += 8
+    lines = "".join(
+        f'<line x1="{62 + 90 * i}" y1="34" x2="{62 + 90 * i}" y2="{top}" stroke="#dddddd"/>'
+        for i in range(1, 7)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{top + 8}" '
+        'font-family="sans-serif" font-size="12">\n'
+        f'<rect width="680" height="{top + 8}" fill="white"/>\n'
+        '<text x="8" y="20">Output tokens a second of the whole job, against bf16 in the same '
+        f"bytes</text>\n{lines}\n" + "\n".join(bars) + "\n</svg>\n"
+    )
+
+
+def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
+    """The page as it should be, and the plot if there is something to plot."""
+    path = newest(folder)
+    if path is None:
+        return replace_part(page, "serving", "No result file yet."), None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    where, rows = data["environment"], data["rows"]
+    source = (
+        f"{where['gpu']}, vllm {where['packages']['vllm']}, torch {where['packages']['torch']}, "
+        f"QuantMLA {where['quantmla']}; from `benchmarks/results/{path.name}`."
+    )
+    body = (source, f"![Output tokens a second against bf16]({PLOT.name})", *tables(rows))
+    return replace_part(page, "serving", "\n\n".join(body)), plot(rows)
+
+
+if __name__ == "__main__":
+    text, drawing = render()
+    PAGE.write_text(text, encoding="utf-8")
+    if drawing is not None:
+        PLOT.write_text(drawing, encoding="utf-8")

@@ -1,0 +1,76 @@
+"""The figures of docs/serving.md are those of the newest result file."""
+
+import json
+
+import make_serving
+import pytest
+
+ROW = {
+    "job": "64 x (4K + 2K)",
+    "variant": "bf16",
+    "repeat": 0,
+    "layers": 5,
+    "prefix_caching": False,
+    "pool_tokens": 1000,
+    "pool_bytes": 2**30,
+    "output_tok_s": 100.0,
+    "preemptions": 3,
+    "recomputed_tokens": 12_345,
+    "max_running": 7,
+    "ttft_p50": 0.5,
+    "tpot_p50": 0.004,
+    "tpot_p99": 0.0101,
+}
+ENVIRONMENT = {
+    "gpu": "NVIDIA H200",
+    "quantmla": "0.1.0",
+    "packages": {"vllm": "0.26.0", "torch": "2.11.0"},
+}
+
+
+def test_the_page_is_up_to_date():
+    text, drawing = make_serving.render()
+    assert make_serving.PAGE.read_text(encoding="utf-8") == text
+    if drawing is not None:
+        assert make_serving.PLOT.read_text(encoding="utf-8") == drawing
+
+
+@pytest.fixture
+def places(tmp_path):
+    page = tmp_path / "serving.md"
+    page.write_text("top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n")
+    return tmp_path, page
+
+
+def test_medians_and_ratios(places):
+    folder, page = places
+    packed = ROW | {"variant": "c4r4", "preemptions": 0, "recomputed_tokens": 0}
+    rows = [ROW, *(packed | {"output_tok_s": rate} for rate in (200.0, 900.0, 310.0))]
+    old = {"environment": ENVIRONMENT, "rows": []}
+    (folder / "serve_h100_20260102.json").write_text(json.dumps(old))
+    new = {"environment": ENVIRONMENT, "rows": rows}
+    (folder / "serve_h200_20260203.json").write_text(json.dumps(new))
+    text, drawing = make_serving.render(folder, page)
+    assert "old" not in text
+    assert "NVIDIA H200, vllm 0.26.0" in text
+    assert "**64 x (4K + 2K)**: 5 layers, cache of 1.00 GiB, prefix caching off" in text
+    assert "| bf16 | 1,000 | 100 | 1.00 | 3 | 12,345 | 7 | 0.50 | 4.00 | 10.10 | 1 |" in text
+    assert "| c4r4 | 1,000 | 310 | 3.10 | 0 | 0 | 7 | 0.50 | 4.00 | 10.10 | 3 |" in text
+    assert ">3.10</text>" in drawing
+
+
+def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
+    folder, page = places
+    rows = [ROW | {"variant": "c2r4"}]
+    (folder / "serve_h200_20260203.json").write_text(
+        json.dumps({"environment": ENVIRONMENT, "rows": rows})
+    )
+    assert "| c2r4 | 1,000 | 100 | - |" in make_serving.render(folder, page)[0]
+
+
+def test_without_a_file_no_figure_is_claimed(places):
+    folder, page = places
+    assert make_serving.render(folder, page) == (
+        page.read_text().replace("old", "No result file yet."),
+        None,
+    )
