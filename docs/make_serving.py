@@ -18,12 +18,9 @@ PAGE = Path(__file__).with_name("serving.md")
 PLOT = Path(__file__).with_name("serving.svg")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 NAME = re.compile(r"serve_.+_(\d{8})\.json")
-COLUMNS = ("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice") + (
-    "running",
-    "TTFT p50, s",
-    "TPOT p50, ms",
-    "TPOT p99, ms",
-    "runs",
+COLUMNS = (
+    *("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice"),
+    *("running", "TTFT p50, s", "TPOT p50, ms", "TPOT p99, ms", "runs"),
 )
 COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
 Row = Mapping[str, Any]
