@@ -60,7 +60,9 @@ def cpu_vllm():
             ends = self._prefill_metadata.chunked_context.cu_seq_lens[chunk_idx].tolist()
             return self._run(q, k, v, ends, causal=False)
 
-    patch.setattr(MLAPrefillBackendEnum.FLASH_ATTN, "get_class", lambda: TorchPrefill, raising=False)
+    patch.setattr(
+        MLAPrefillBackendEnum.FLASH_ATTN, "get_class", lambda: TorchPrefill, raising=False
+    )
     for module in (mla, impl):
         patch.setattr(module, "merge_attn_states", merge)
     patch.setattr(impl, "mask_empty_context", lambda *_: None)
@@ -69,7 +71,9 @@ def cpu_vllm():
         patch.setattr(
             torch,
             name,
-            lambda *a, plain=plain, **k: plain(*a, **{i: j for i, j in k.items() if i != "pin_memory"}),
+            lambda *a, plain=plain, **k: plain(
+                *a, **{i: j for i, j in k.items() if i != "pin_memory"}
+            ),
         )
     yield
     patch.undo()

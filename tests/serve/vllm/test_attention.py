@@ -6,7 +6,6 @@ import torch
 from quantmla.quant.format import parse_format
 
 
-
 def prompt(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(512, (length,), generator=generator).tolist()
@@ -81,9 +80,13 @@ def test_what_follows_a_shortened_hit_sees_its_window_in_bf16(engine):
     e.run()
     assert e.sequences["b"].window_start == 512
     assert e.hits["b"] == 512
-    last = e.expected("b", e.query[torch.tensor(e.sequences["b"].tokens[-1:])].view(1, 2, -1), 644, 1, True)
+    last = e.expected(
+        "b", e.query[torch.tensor(e.sequences["b"].tokens[-1:])].view(1, 2, -1), 644, 1, True
+    )
     e.sequences["b"].window_start = 0
-    again = e.expected("b", e.query[torch.tensor(e.sequences["b"].tokens[-1:])].view(1, 2, -1), 644, 1, True)
+    again = e.expected(
+        "b", e.query[torch.tensor(e.sequences["b"].tokens[-1:])].view(1, 2, -1), 644, 1, True
+    )
     assert torch.equal(last, again)  # the border no longer matters
 
 

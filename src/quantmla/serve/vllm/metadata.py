@@ -20,6 +20,7 @@ from quantmla.serve.vllm.engine import (
     MLACommonMetadataBuilder,
     QueryLenSupport,
     VllmConfig,
+    init_logger,
 )
 from quantmla.serve.vllm.pool import MAX_DRAFTS
 from quantmla.serve.vllm.step import (
@@ -29,6 +30,9 @@ from quantmla.serve.vllm.step import (
     sink_pages,
     window_starts,
 )
+from quantmla.serve.vllm.warmup import describe, warm_up
+
+logger = init_logger("vllm.quantmla")
 
 
 @dataclass
@@ -72,6 +76,12 @@ class PackedBuilder(MLACommonMetadataBuilder):
         self.tokens = Tokens(*torch.full((2, most), -1, dtype=torch.int32, device=device))
         most_rows = max(most, self.chunked_prefill_workspace_size)
         self.rows = torch.arange(most_rows, dtype=torch.int32, device=device)
+        layers = vllm_config.compilation_config.static_forward_context
+        layout = layers[layer_names[0]].window.layout
+        logger.info_once(
+            describe(layout, vllm_config.cache_config.num_gpu_blocks, len(layer_names))
+        )
+        warm_up(layout, self.num_heads, most, device)
 
     def build(
         self,
