@@ -7,15 +7,19 @@ Every finished row is saved at once, to benchmarks/results/serve_<gpu>_<yyyymmdd
 --output says where; a run goes on after the rows that are there, so that it can be cut into as
 many pieces as there is time for. An engine is started once for each variant and group of jobs
 (serve_jobs.py); a job's pool is made by taking the other blocks out of the engine's pool.
+--together starts all engines side by side, which takes less time and more memory (two variants
+of all groups fit 141 GB); they take turns at running jobs, one at a time.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,6 +64,15 @@ def expected_wall(job: Job, variant: str, rows: Sequence[dict[str, Any]]) -> flo
     return float((own or same or [{"wall": 0.0}])[-1]["wall"])
 
 
+@contextmanager
+def turn(path: Path) -> Iterator[None]:
+    """No other engine of this benchmark runs a job meanwhile."""
+    with path.with_suffix(".turn").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    time.sleep(0.2)  # whoever waits comes first
+
+
 def work(group: Group, variant: str, path: Path, until: float, shrink: int) -> None:
     """One engine: every job that is missing and fits the time, each row saved at once."""
     from serve_engine import VllmEngine
@@ -68,25 +81,27 @@ def work(group: Group, variant: str, path: Path, until: float, shrink: int) -> N
     began = time.monotonic()
     engine = VllmEngine(variant, group)
     started = time.monotonic() - began
-    for job in group.jobs:
-        engine.limit(None)
-        engine.ledger = Ledger()
-        play(warm_up(smaller(job, shrink)), 0, engine)
+    with turn(path):
+        for job in group.jobs:
+            engine.limit(None)
+            engine.ledger = Ledger()
+            play(warm_up(smaller(job, shrink)), 0, engine)
     print(f"{variant} {group.name}: ready in {time.monotonic() - began:.0f} s", flush=True)
     for job, repeat in missing(group, variant, read_rows(path)):
-        rows = read_rows(path)
-        if time.time() + expected_wall(job, variant, rows) > until:
-            print(f"{variant} {job.name}: no time for repeat {repeat}", flush=True)
-            continue
-        asked = smaller(job, shrink)
-        pool = engine.limit(asked)
-        engine.ledger = Ledger()
-        found = row(asked, play(asked, repeat, engine), engine.ledger)
-        head = {"job": job.name, "variant": variant, "repeat": repeat, "layers": group.layers}
-        head |= {"prefix_caching": job.prefix_caching, "engine_start": round(started, 1)}
-        result = head | pool | found
-        write(path, [*rows, result])
-        print(json.dumps(result), flush=True)
+        with turn(path):
+            rows = read_rows(path)
+            if time.time() + expected_wall(job, variant, rows) > until:
+                print(f"{variant} {job.name}: no time for repeat {repeat}", flush=True)
+                continue
+            asked = smaller(job, shrink)
+            pool = engine.limit(asked)
+            engine.ledger = Ledger()
+            found = row(asked, play(asked, repeat, engine), engine.ledger)
+            head = {"job": job.name, "variant": variant, "repeat": repeat, "layers": group.layers}
+            head |= {"prefix_caching": job.prefix_caching, "engine_start": round(started, 1)}
+            result = head | pool | found
+            write(path, [*rows, result])
+            print(json.dumps(result), flush=True)
 
 
 def drive(options: argparse.Namespace) -> None:
@@ -94,30 +109,40 @@ def drive(options: argparse.Namespace) -> None:
     end = time.time() + options.seconds
     path = options.output or result_path(RESULTS, "serve")
     groups = [group for group in GROUPS if not options.groups or group.name in options.groups]
-    engines = [
-        (group, variant)
-        for group in groups
-        for variant in options.variants.split(",")
-        if missing(group, variant, read_rows(path))
-    ]
-    while engines:
-        group, variant = engines[0]
-        left, shares = end - time.time(), sum(g.share for g, _ in engines)
-        seconds = left * group.share / shares
-        engines.pop(0)
-        if seconds < START_SECONDS:
-            print(f"{variant} {group.name}: no time to start", flush=True)
+    variants = options.variants.split(",")
+    if options.together:
+        turns = [[(group, variant) for variant in variants] for group in groups]
+    else:
+        turns = [[(group, variant)] for group in groups for variant in variants]
+    turns = [[(g, v) for g, v in engines if missing(g, v, read_rows(path))] for engines in turns]
+    for i, engines in enumerate(turns):
+        left = end - time.time()
+        shares = sum(group.share for later in turns[i:] for group, _ in later)
+        seconds = left * sum(group.share for group, _ in engines) / max(shares, 1e-9)
+        if not engines or seconds < START_SECONDS:
+            print(f"not started: {[(g.name, v) for g, v in engines]}", flush=True)
             continue
-        command = [sys.executable, __file__, "--work", group.name, variant]
-        command += ["--output", str(path), "--shrink", str(options.shrink)]
-        command += ["--until", str(time.time() + seconds)]
-        try:
-            done = subprocess.run(command, env=environment(), timeout=left)
-            print(f"{variant} {group.name}: exit code {done.returncode}", flush=True)
-        except subprocess.TimeoutExpired:
-            print(f"{variant} {group.name}: out of time", flush=True)
-    lacking = sum(len(missing(g, v, read_rows(path))) for g in groups for v in VARIANTS)
+        run_engines(engines, path, time.time() + seconds, end, options.shrink)
+    lacking = sum(len(missing(g, v, read_rows(path))) for g in groups for v in variants)
     print(f"{path}: {len(read_rows(path))} rows, {lacking} to go", flush=True)
+
+
+def run_engines(
+    engines: Sequence[tuple[Group, str]], path: Path, until: float, end: float, shrink: int
+) -> None:
+    """Side by side; no job is begun that should end after `until`, none is running after `end`."""
+    running = []
+    for group, variant in engines:
+        command = [sys.executable, __file__, "--work", group.name, variant, "--shrink", str(shrink)]
+        command += ["--output", str(path), "--until", str(until)]
+        running.append((group, variant, subprocess.Popen(command, env=environment())))
+    for group, variant, process in running:
+        try:
+            code = process.wait(max(0.0, end - time.time()))
+            print(f"{variant} {group.name}: exit code {code}", flush=True)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            print(f"{variant} {group.name}: out of time", flush=True)
 
 
 def environment() -> dict[str, str]:
@@ -134,6 +159,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="result file to begin or to go on with")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--groups", nargs="*", help=f"of {[group.name for group in GROUPS]}")
+    parser.add_argument("--together", action="store_true", help="all engines side by side")
     parser.add_argument("--shrink", type=int, default=1, help="jobs so many times smaller")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)

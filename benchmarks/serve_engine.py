@@ -15,7 +15,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
-CAPTURED = [1, 2, 4, 8, 16, 24, 32, 48, 64]  # batch sizes of CUDA graphs
+CAPTURED = [1, 2, 4, 8, 16, 32, 64]  # batch sizes of CUDA graphs
 BACKENDS = {"bf16": None, "bf16_flashmla": "FLASHMLA"}  # others are the plugin's
 
 
@@ -40,6 +40,7 @@ class VllmEngine:
             max_num_batched_tokens=BATCHED_TOKENS,
             max_num_seqs=MAX_SEQUENCES,
             enable_prefix_caching=True,
+            gpu_memory_utilization=0.3,  # others may be there; the cache has its own size
             kv_cache_memory_bytes=group.cache_bytes,
             compilation_config={"cudagraph_capture_sizes": CAPTURED},
             **({} if backend is None else {"attention_backend": backend}),
