@@ -110,11 +110,13 @@ def drive(options: argparse.Namespace) -> None:
     path = options.output or result_path(RESULTS, "serve")
     groups = [group for group in GROUPS if not options.groups or group.name in options.groups]
     variants = options.variants.split(",")
-    if options.together:
-        turns = [[(group, variant) for variant in variants] for group in groups]
-    else:
-        turns = [[(group, variant)] for group in groups for variant in variants]
-    turns = [[(g, v) for g, v in engines if missing(g, v, read_rows(path))] for engines in turns]
+    wanted = [
+        (group, variant)
+        for group in groups
+        for variant in variants
+        if missing(group, variant, read_rows(path))
+    ]
+    turns = [wanted] if options.together else [[engine] for engine in wanted]
     for i, engines in enumerate(turns):
         left = end - time.time()
         shares = sum(group.share for later in turns[i:] for group, _ in later)
