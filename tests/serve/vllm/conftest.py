@@ -24,7 +24,7 @@ def merge(output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_l
         output_lse.copy_(lse)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cpu_vllm():
     """vLLM with the plugin, torch in place of what needs a GPU."""
     patch = pytest.MonkeyPatch()

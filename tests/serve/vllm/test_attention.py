@@ -13,7 +13,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture
 def engine(cpu_vllm, tmp_path):
-    from harness import Engine, model_config, vllm_config
+    from vllm_harness import Engine, model_config, vllm_config
 
     def make(fmt="c4r4", pages=200, **changes):
         config = vllm_config(model_config(tmp_path, parse_format(fmt)), **changes)

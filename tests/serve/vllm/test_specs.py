@@ -21,8 +21,8 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 @pytest.fixture
 def pool(cpu_vllm, tmp_path):
-    from harness import Pool, model_config, vllm_config
     from vllm.config import set_current_vllm_config
+    from vllm_harness import Pool, model_config, vllm_config
 
     from quantmla.serve.vllm.layer import PackedAttention, WindowCache
 

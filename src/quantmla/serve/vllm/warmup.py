@@ -3,7 +3,8 @@
 import torch
 
 from quantmla.cache.view import CacheView
-from quantmla.kernels import api
+from quantmla.kernels import BACKENDS, api
+from quantmla.kernels.problem import append_problem, decode_problem, gather_problem
 from quantmla.serve.vllm.engine import init_logger
 from quantmla.serve.vllm.pool import PoolLayout
 
@@ -32,26 +33,42 @@ def scratch_view(layout: PoolLayout, device: torch.device) -> CacheView:
     )
 
 
-def warm_up(layout: PoolLayout, num_heads: int, most_rows: int, device: torch.device) -> None:
-    """Compiles what a step of up to `most_rows` tokens needs; UsageError where no kernel can.
+def _rows(count: int, layout: PoolLayout, device: torch.device) -> tuple[api.Rows, api.Tokens]:
+    """Rows of padding: they touch nothing."""
+    sizes = (layout.kv_lora_rank, layout.qk_rope_head_dim)
+    rows = torch.zeros(count, sum(sizes), dtype=torch.bfloat16, device=device)
+    tokens = torch.full((2, count), -1, dtype=torch.int32, device=device)
+    return api.Rows(*rows.split(sizes, dim=1)), api.Tokens(*tokens)
 
-    Rows are padding and touch nothing. Other query lengths than 1 are compiled when CUDA graphs are
-    captured.
+
+def warm_up(layout: PoolLayout, num_heads: int, most_rows: int, device: torch.device) -> str:
+    """Compiles what a step of up to `most_rows` tokens needs, and says which kernels these are.
+
+    Other query lengths than 1 are compiled when CUDA graphs are captured. UsageError where no
+    kernel can.
     """
     view = scratch_view(layout, device)
-    rank, rope = layout.kv_lora_rank, layout.qk_rope_head_dim
-    bf16 = {"dtype": torch.bfloat16, "device": device}
+    channels = layout.kv_lora_rank + layout.qk_rope_head_dim
+    q = torch.zeros(1, 1, num_heads, channels, dtype=torch.bfloat16, device=device)
     query = api.DecodeQuery(
-        torch.zeros(1, 1, num_heads, rank, **bf16), torch.zeros(1, 1, num_heads, rope, **bf16), 1.0
+        *q.split((layout.kv_lora_rank, layout.qk_rope_head_dim), dim=-1), softmax_scale=1.0
     )
     api.decode(query, view)
-    count = 1
-    while count <= most_rows:
-        tokens = api.Tokens(*torch.full((2, count), -1, dtype=torch.int32, device=device))
-        rows = torch.zeros(count, rank + rope, **bf16)
-        api.append(api.Rows(*rows.split((rank, rope), dim=1)), tokens, view)
-        api.gather(tokens, view, rows)
-        count *= 2
+    for count in (2**i for i in range(most_rows.bit_length())):
+        rows, tokens = _rows(count, layout, device)
+        api.append(rows, tokens, view)
+        out = torch.zeros(count, channels, dtype=torch.bfloat16, device=device)
+        api.gather(tokens, view, out)
+    names = {path: name for name, path in BACKENDS.items()}
+    problems = (
+        decode_problem(query, view),
+        append_problem(rows, tokens, view),
+        gather_problem(tokens, view, out),
+    )
+    return ", ".join(
+        f"{problem.operation} by {names[api.choose(problem, 'auto').__name__]}"
+        for problem in problems
+    )
 
 
 def describe(layout: PoolLayout, num_pages: int | None, layers: int) -> str:

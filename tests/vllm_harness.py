@@ -333,8 +333,8 @@ class Engine:
         rows = torch.cat(
             [self.rows(self.sequences[n].tokens)[done[n] : done[n] + counts[n]] for n in names]
         )
-        ids = [self.sequences[n].tokens[done[n] : done[n] + counts[n]] for n in names]
-        query = self.query[torch.tensor(sum(ids, []))].view(-1, HEADS, NOPE + ROPE)
+        ids = [t for n in names for t in self.sequences[n].tokens[done[n] : done[n] + counts[n]]]
+        query = self.query[torch.tensor(ids)].view(-1, HEADS, NOPE + ROPE)
         latent, k_rope = rows.split((RANK, ROPE), dim=1)
         out = torch.empty(len(rows), HEADS * VALUE)
         layers = dict(zip((NAME, self.window.prefix), metadata, strict=True))
