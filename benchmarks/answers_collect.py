@@ -236,12 +236,21 @@ def _chats(served: Served, text: list[int]) -> list[Answer]:
 
 
 def _shared(served: Served, text: list[int]) -> list[Answer]:
-    """The first request misses, the others hit its first 512 tokens, which end inside a chunk."""
-    served.limit(None)
-    prefix = text[:512]
-    asks = [Ask(f"shared{i}", prefix + text[600 + 120 * i :][:100], 24) for i in range(3)]
-    first = served.answer("shared prefix, miss", asks[:1])
-    return first + served.answer("shared prefix, hit", asks[1:])
+    """A first request misses, two others hit what they share with it.
+
+    It is computed in chunks that end at 512 tokens: there the window's rows are kept. A prefix of
+    448 tokens has lost them, so that the hit is shorter.
+    """
+    found = []
+    for shared, case in ((512, "shared prefix, hit"), (448, "shared prefix, shortened hit")):
+        served.limit(None)
+        prefix, rest = text[:shared], text[600:]
+        asks = [Ask(f"shared{shared}.{i}", prefix + rest[120 * i :][:100], 24) for i in range(3)]
+        found += served.answer("shared prefix, miss", asks[:1])
+        hits = served.answer(case, asks[1:])
+        assert all(0 < hit.steps[0][0] <= shared for hit in hits), "nothing was reused"
+        found += hits
+    return found
 
 
 def _preempted(served: Served, text: list[int]) -> list[Answer]:

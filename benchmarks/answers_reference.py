@@ -18,7 +18,7 @@ from quantmla.serve.transformers import QuantMLACache
 FACTOR = 2  # of what rounding does to transformers' own bfloat16
 READ_OTHERWISE = {
     "drafts": "pages are packed by the length with drafts, up to 15 tokens earlier",
-    "shared prefix, hit": "the window before the hit is read packed by the first 128 tokens",
+    "shared prefix, shortened hit": "its first 128 new tokens find no window",
 }
 
 Step = tuple[int, int]  # first token, tokens

@@ -40,7 +40,7 @@ class VllmEngine:
             max_num_batched_tokens=BATCHED_TOKENS,
             max_num_seqs=MAX_SEQUENCES,
             enable_prefix_caching=True,
-            gpu_memory_utilization=0.3,  # others may be there; the cache has its own size
+            gpu_memory_utilization=0.1,  # others may be there; the cache has its own size
             kv_cache_memory_bytes=group.cache_bytes,
             compilation_config={"cudagraph_capture_sizes": CAPTURED},
             **({} if backend is None else {"attention_backend": backend}),

@@ -60,7 +60,7 @@ def faults(folder, found):
 
 @pytest.mark.parametrize("runner", ["0", "1"])
 @pytest.mark.parametrize("name", ["c4r4", "c2r4"])
-def test_r06_r38_r39b_answers_are_those_of_transformers(checkpoint, name, runner):
+def test_r06_r38_r39b_r42_answers_are_those_of_transformers(checkpoint, name, runner):
     """Chats, prefixes, chunks, ragged batches, preemption; by both of vLLM's model runners."""
     folder = checkpoint(name)
     found = served(folder, VLLM_USE_V2_MODEL_RUNNER=runner)
@@ -69,6 +69,8 @@ def test_r06_r38_r39b_answers_are_those_of_transformers(checkpoint, name, runner
     pages = [r["pages"] for r in found["requests"] if r["pages"]]
     assert len(pages) == 5
     assert all(page["packed_again"] >= 1 for page in pages)
+    digests = {tuple(page["digests"]) for page in pages}
+    assert len(digests) == 1, "a page's bytes depend on how its tokens arrived"
 
 
 def test_r41_drafts_change_no_answer(checkpoint):
