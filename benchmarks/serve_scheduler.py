@@ -1,9 +1,10 @@
 """vLLM's own scheduler without a model: predicts the jobs' preemptions and concurrency on a CPU.
 
-    python benchmarks/serve_scheduler.py [--variants bf16,c4r4] [--jobs NAME ...]
+    python benchmarks/serve_scheduler.py [--variants bf16,c4r4] [--jobs NAME ...] [--output FILE]
 
 Tokens come out of thin air, blocks do not: admission, chunks, preemption, prefixes and windows are
-the pinned vLLM's and the plugin's. Seconds are a guess (`Cost`), to plan GPU time with.
+the pinned vLLM's and the plugin's. Seconds are a guess (`Cost`), to plan GPU time with; they are
+printed and not written to FILE, for which benchmarks/results/scheduler_<yyyymmdd>.json is the name.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from serve_jobs import GROUPS, VARIANTS, Job
+from serve_jobs import GROUPS, VARIANTS, Group, Job
 from serve_model import BATCHED_TOKENS, MAX_SEQUENCES, model_config
 from serve_play import Delivery, Ledger, play, row
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -23,6 +24,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
+    get_kv_cache_capacity,
     get_kv_cache_configs,
     get_request_block_hasher,
     init_none_hash,
@@ -34,12 +36,15 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from quantmla.bench.results import write
 from quantmla.quant.format import parse_format
 from quantmla.serve.vllm.layer import PackedAttention, WindowCache
 from quantmla.serve.vllm.plugin import install
 from quantmla.serve.vllm.pool import pool_layout
 
 PLENTY = 60 * 2**30
+COUNTED = ("preemptions", "recomputed_tokens", "max_running", "steps", "scheduled_tokens")
+COUNTED += ("reused_tokens", "peak_tokens", "peak_blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,12 @@ class SchedulerAlone:
         (found,) = get_kv_cache_configs(config, [specs], [budget])
         kv_cache = generate_scheduler_kv_cache_config([found])
         config.cache_config.num_gpu_blocks = kv_cache.num_blocks
+        block_bytes = kv_cache.kv_cache_groups[0].kv_cache_spec.page_size_bytes * layers
+        self.pool = {
+            "pool_tokens": get_kv_cache_capacity(config, kv_cache)[0],
+            "pool_bytes": kv_cache.num_blocks * block_bytes,
+            "blocks": kv_cache.num_blocks,
+        }
         block_size, hash_size = resolve_kv_cache_block_sizes(kv_cache, config)
         self.scheduler = Scheduler(
             vllm_config=config,
@@ -180,23 +191,34 @@ def _specs(variant: str, layers: int, config: VllmConfig) -> dict[str, KVCacheSp
     return {str(i): packed for i in range(layers)} | {f"{i}.window": window for i in range(layers)}
 
 
+def run(variant: str, group: Group, job: Job) -> tuple[dict[str, Any], float]:
+    """What was counted, and a guess of the seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = SchedulerAlone(variant, group.layers, job, Path(folder))
+        found = row(job, play(job, 0, engine, engine.clock), engine.ledger)
+    head = {"job": job.name, "variant": variant, "layers": group.layers}
+    head |= {"prefix_caching": job.prefix_caching}
+    return head | engine.pool | {name: found[name] for name in COUNTED}, found["wall"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--jobs", nargs="*", help="parts of jobs' names (default: all)")
+    parser.add_argument("--output", type=Path, help="result file to write")
     options = parser.parse_args()
+    rows = []
     for group in GROUPS:
         for job in group.jobs:
             if options.jobs and not any(part in job.name for part in options.jobs):
                 continue
             for variant in options.variants.split(","):
-                with tempfile.TemporaryDirectory() as folder:
-                    engine = SchedulerAlone(variant, group.layers, job, Path(folder))
-                    times = play(job, 0, engine, engine.clock)
-                found = row(job, times, engine.ledger)
-                keys = ("wall", "output_tok_s", "preemptions", "recomputed_tokens", "max_running")
-                keys += ("steps", "reused_tokens", "peak_tokens", "tpot_p50")
-                print(f"{job.name:32}{variant:6}", *(f"{k} {found[k]}" for k in keys), flush=True)
+                found, seconds = run(variant, group, job)
+                rows.append(found)
+                numbers = ", ".join(f"{name} {found[name]}" for name in COUNTED)
+                print(f"{job.name:32}{variant:6}{numbers}, about {seconds:.1f} s", flush=True)
+    if options.output is not None:
+        write(options.output, rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes. Figures are medians of a job's repeats.
+writes (medians of a job's repeats), and scheduler_<yyyymmdd>.json, by serve_scheduler.py.
 """
 
 import json
@@ -12,12 +12,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from markers import replace_part
+from markers import replace_parts
 
 PAGE = Path(__file__).with_name("serving.md")
 PLOT = Path(__file__).with_name("serving.svg")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-NAME = re.compile(r"serve_.+_(\d{8})\.json")
+NAMES = {
+    "serve": re.compile(r"serve_.+_(\d{8})\.json"),
+    "scheduler": re.compile(r"scheduler_(\d{8})\.json"),
+}
 COLUMNS = (
     *("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice"),
     *("running", "TTFT p50, s", "TPOT p50, ms", "TPOT p99, ms", "runs"),
@@ -26,10 +29,10 @@ COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
 Row = Mapping[str, Any]
 
 
-def newest(folder: Path) -> Path | None:
-    """The result file with the latest date in its name."""
-    found = [p for p in folder.glob("serve_*.json") if NAME.fullmatch(p.name)]
-    return max(found, key=lambda p: NAME.fullmatch(p.name)[1], default=None)  # type: ignore[index]
+def newest(folder: Path, what: str = "serve") -> Path | None:
+    """The result file of a kind with the latest date in its name."""
+    dated = [(match[1], p) for p in folder.iterdir() if (match := NAMES[what].fullmatch(p.name))]
+    return max(dated)[1] if dated else None
 
 
 def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -117,23 +120,62 @@ def plot(rows: Sequence[Row]) -> str:
     )
 
 
+def held(row: Row) -> float:
+    """Cached tokens per byte at the step that held most."""
+    return float(row["peak_tokens"] / (row["peak_blocks"] * row["pool_bytes"] / row["blocks"]))
+
+
+def scheduler_table(rows: Sequence[Row]) -> str:
+    """What vLLM's scheduler did with every job, without a model."""
+    plain = {row["job"]: row for row in rows if row["variant"] == "bf16"}
+    lines = [
+        "| job | cache | running at most | preemptions | computed twice | prefixes reused "
+        "| tokens per byte, x bf16 |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = (
+            row["job"],
+            row["variant"],
+            f"{row['max_running']:,}",
+            f"{row['preemptions']:,}",
+            f"{row['recomputed_tokens']:,}",
+            f"{row['reused_tokens']:,}",
+            f"{held(row) / held(plain[row['job']]):.2f}" if row["job"] in plain else "-",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _scheduled(folder: Path) -> str:
+    path = newest(folder, "scheduler")
+    if path is None:
+        return "No result file yet."
+    data = json.loads(path.read_text(encoding="utf-8"))
+    version = data["environment"]["packages"]["vllm"]
+    source = f"vllm {version}, on a CPU; from `benchmarks/results/{path.name}`."
+    return f"{source}\n\n{scheduler_table(data['rows'])}"
+
+
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
-    path = newest(folder)
-    if path is None:
-        return replace_part(page, "serving", "No result file yet."), None
-    data = json.loads(path.read_text(encoding="utf-8"))
-    where, rows = data["environment"], data["rows"]
-    source = (
-        f"{where['gpu']}, vllm {where['packages']['vllm']}, torch {where['packages']['torch']}, "
-        f"QuantMLA {where['quantmla']}; from `benchmarks/results/{path.name}`."
-    )
-    body = (source, f"![Output tokens a second against bf16]({PLOT.name})", *tables(rows))
-    return replace_part(page, "serving", "\n\n".join(body)), plot(rows)
+    parts = {"serving": "No result file yet.", "scheduler": _scheduled(folder)}
+    drawing, path = None, newest(folder)
+    if path is not None:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        where, rows = data["environment"], data["rows"]
+        source = (
+            f"{where['gpu']}, vllm {where['packages']['vllm']}, torch {where['packages']['torch']},"
+            f" QuantMLA {where['quantmla']}; from `benchmarks/results/{path.name}`."
+        )
+        picture = f"![Output tokens a second against bf16]({PLOT.name})"
+        parts["serving"] = "\n\n".join((source, picture, *tables(rows)))
+        drawing = plot(rows)
+    return replace_parts(page, parts), drawing
 
 
 if __name__ == "__main__":
-    text, drawing = render()
+    text, drawn = render()
     PAGE.write_text(text, encoding="utf-8")
-    if drawing is not None:
-        PLOT.write_text(drawing, encoding="utf-8")
+    if drawn is not None:
+        PLOT.write_text(drawn, encoding="utf-8")

@@ -38,7 +38,10 @@ def test_the_page_is_up_to_date():
 @pytest.fixture
 def places(tmp_path):
     page = tmp_path / "serving.md"
-    page.write_text("top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n")
+    page.write_text(
+        "top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n"
+        "<!-- scheduler: generated -->\nold\n<!-- end of scheduler -->\n"
+    )
     return tmp_path, page
 
 
@@ -74,3 +77,18 @@ def test_without_a_file_no_figure_is_claimed(places):
         page.read_text().replace("old", "No result file yet."),
         None,
     )
+
+
+def test_what_the_scheduler_did(places):
+    folder, page = places
+    plain = {"job": "j", "variant": "bf16", "max_running": 4, "preemptions": 1, "blocks": 100}
+    plain |= {"recomputed_tokens": 131_520, "reused_tokens": 0, "pool_bytes": 1000}
+    plain |= {"peak_tokens": 50, "peak_blocks": 50}  # 50 tokens in 500 bytes
+    packed = plain | {"variant": "c4r4", "preemptions": 0, "recomputed_tokens": 0}
+    packed |= {"max_running": 5, "pool_bytes": 800, "peak_tokens": 140, "peak_blocks": 50}
+    data = {"environment": ENVIRONMENT, "rows": [plain, packed]}
+    (folder / "scheduler_20260203.json").write_text(json.dumps(data))
+    text, _ = make_serving.render(folder, page)
+    assert "vllm 0.26.0, on a CPU; from `benchmarks/results/scheduler_20260203.json`." in text
+    assert "| j | bf16 | 4 | 1 | 131,520 | 0 | 1.00 |" in text
+    assert "| j | c4r4 | 5 | 0 | 0 | 0 | 3.50 |" in text
