@@ -1,81 +1,58 @@
 // Content of 4 bits: word j of a row holds channels 4j to 4j + 3, a group is 16 words.
 
-DEVICE void prepare_values(const Place& at, u32 stage) {
-  V2 s = lds64(stage + AT_SCALES + at.value_source * 2);
-  u32 z = lds32(stage + AT_ZEROS + at.value_source);
-  // 960 - (1024 + zero)
-  sts64(at.value_target, V2{s.x, hmul2(s.x, hsub2(0x63806380, first_zeros(z)))});
-  sts64(at.value_target + VALUE_PAIR_BYTES, V2{s.y, hmul2(s.y, hsub2(0x63806380, second_zeros(z)))});
+// Entries {scale, -scale (64 + zero)} of two pairs of tokens, and of those 8 further; `minus`: -zero.
+DEVICE void prepare_values(u32 to, u32 warp, u32 quad, V2 upper, V2 lower, const u32 (&minus)[4]) {
+  u32 entry = to + 2 * quad * VALUE_PAIR_BYTES + warp * 16, k = 0x54005400;  // 64
+  sts128(entry, V4{upper.x, hmul2(upper.x, hsub2(minus[0], k)), lower.x, hmul2(lower.x, hsub2(minus[2], k))});
+  sts128(entry + VALUE_PAIR_BYTES, V4{upper.y, hmul2(upper.y, hsub2(minus[1], k)), lower.y, hmul2(lower.y, hsub2(minus[3], k))});
 }
 
-DEVICE void score_group(const Place& at, V4 x, u32 group, float (&acc)[H2]) {
-  u32 a[4][4];
+// Words of group i, as operands want them.
+#define GROUPS_A_LOAD 1
+DEVICE V4 load_groups(u32 rows, u32 i) { return ldmatrix((rows ^ (i % 4 * 32)) + i / 4 * HALF); }
+
+#if FOLDED
+
+// Operands of a group's four products, one for each plane.
+DEVICE void mask_group(V4 x, u32, u32 (&a)[4][4]) {
   mask_nibbles(x.x, a[0][0], a[1][0], a[2][0], a[3][0]);
   mask_nibbles(x.y, a[0][1], a[1][1], a[2][1], a[3][1]);
   mask_nibbles(x.z, a[0][2], a[1][2], a[2][2], a[3][2]);
   mask_nibbles(x.w, a[0][3], a[1][3], a[2][3], a[3][3]);
-  mma_fence(a);
-  mma<0>(acc, a[0], query_tile(group * 4));
-  mma<1>(acc, a[1], query_tile(group * 4 + 1));
-  mma<1>(acc, a[2], query_tile(group * 4 + 2));
-  mma<1>(acc, a[3], query_tile(group * 4 + 3));
-  mma_commit();
+}
+#else
+struct RowScales {  // {scale, -scale (64 + zero)} of a thread's two tokens
+  V2 upper, lower;
+};
+DEVICE RowScales read_row_scales(u32 from) {
+  V4 x = lds128(from);
+  return RowScales{V2{x.x, x.y}, V2{x.z, x.w}};
+}
+DEVICE void store_row_scales(u32 to, u32, u32 upper, u32 lower, u32 upper_minus, u32 lower_minus) {
+  u32 k = 0x54005400;
+  sts128(to, V4{upper, hmul2(upper, hsub2(upper_minus, k)), lower, hmul2(lower, hsub2(lower_minus, k))});
 }
 
-// Scores of a packed page, in units of the scaled query: tokens 16 warp + row and + 8 of this thread.
-DEVICE void score_page(const Place& at, u32 stage, u32 means, float (&s)[H2]) {
-  float acc[2][H2];
-  u32 rows = stage + at.score_rows;
-  prepare_scores(at, stage);
-  sync_warp();
-  score_offsets(at, means, s);
-  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);
-  mma_wait<0>();
-  settle(s);
-  score_group(at, first, 0, acc[0]);
-  prepare_values(at, stage);  // for after the next barrier
-#pragma unroll
-  for (u32 g = 1; g < 8; g++) {
-    V4 x = next;
-    next = g < 7 ? ldmatrix((rows ^ ((g + 1) % 4 * 32)) + (g + 1) / 4 * HALF)
-                 : ldmatrix(stage + at.rope_rows);
-    score_group(at, x, g, acc[g % 2]);
-    mma_wait<1>();
-    settle(acc[(g - 1) % 2]);
-    if (g == 1) settle(s);
-    fold(at, g - 1, acc[(g - 1) % 2], s);
-  }
-  score_band(at, next.x, next.y, 0, acc[0]);
-  mma_wait<1>();
-  settle(acc[1]);
-  fold(at, 7, acc[1], s);
-  score_band(at, next.z, next.w, 1, acc[1]);
-  mma_wait<1>();
-  settle(acc[0]);
-  fold(at, 8, acc[0], s);
-  mma_wait<0>();
-  settle(acc[1]);
-  fold(at, 9, acc[1], s);
+// Operands of a group's four products, one for each plane.
+DEVICE void scale_group(V4 x, const RowScales& row, u32, u32 (&a)[4][4]) {
+  scale_nibbles(x.x, row.upper.x, row.upper.y, a[0][0], a[1][0], a[2][0], a[3][0]);
+  scale_nibbles(x.y, row.lower.x, row.lower.y, a[0][1], a[1][1], a[2][1], a[3][1]);
+  scale_nibbles(x.z, row.upper.x, row.upper.y, a[0][2], a[1][2], a[2][2], a[3][2]);
+  scale_nibbles(x.w, row.lower.x, row.lower.y, a[0][3], a[1][3], a[2][3], a[3][3]);
 }
-
-DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
-  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
-  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
-  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
-  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
-}
+#endif
 
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
-DEVICE void value_page(const Place& at, u32 stage, u32 buffer, float (&o)[2][4][H2]) {
+DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
   u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
-  u32 rows = stage + at.value_rows, scales = at.value_scales;
+  u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
     V4 x = next, s = next_scale;
     if (i < 7) {
       next = ldmatrix_transposed(rows + (i + 1) % 2 * HALF + (i + 1) / 2 * 2048);
-      next_scale = lds128(scales + (i + 1) % 2 * VALUE_GROUP_BYTES + (i + 1) / 2 * 16);
+      next_scale = lds128(scales + (i + 1) % 2 * (VALUE_STEP * VALUE_GROUP_BYTES) + (i + 1) / 2 * 16);
     }
     u32 v[4][4];
     scale_nibbles(x.x, s.x, s.y, v[0][0], v[1][0], v[2][0], v[3][0]);
@@ -89,13 +66,13 @@ DEVICE void value_page(const Place& at, u32 stage, u32 buffer, float (&o)[2][4][
   settle_output(o);
 }
 
-// Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Upper
-// nibbles are read as 16 n. Returns the sum of the rounded values.
+// Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Where
+// scores are folded, upper nibbles are read as 16 n. Returns the sum of the rounded values.
 DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   float sum = 0;
 #pragma unroll
   for (int plane = 0; plane < 4; plane++) {
-    float down = plane & 1 ? 0.0625f : 1.0f, up = plane & 1 ? 16.0f : 1.0f;
+    float down = FOLDED && plane & 1 ? 0.0625f : 1.0f, up = FOLDED && plane & 1 ? 16.0f : 1.0f;
     u32 two = pack_half2(x[plane] * down, x[4 + plane] * down);
     sts32(at + plane * TILE + element(2 * part, n), two);
     sum += up * (half_low(two) + half_high(two));

@@ -21,7 +21,7 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
     for (int w = 0; w < 4; w++) sum += lds_float(reduce + (w * HEADS + i) * 4);
     sts64(SHARED_BASE + AT_SUM + (at.group * HEADS + i) * 8, V2{lds32(at.bound + i * 8 + 4), as_bits(sum)});
   }
-  sync_block();
+  sync_named(CONSUMERS_BARRIER, CONSUMERS);
   u32 scratch = SHARED_BASE + i * 4;
   int rows = p.query_len * p.heads;
 #pragma unroll
@@ -52,7 +52,7 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
     for (int k = 0; k < 8 * H2; k++) sts_float(scratch + ((at.group - 1) * 8 * H2 + k) * 512, o[k / H2 / 4][k / H2 % 4][k % H2]);
     fence_async_proxy();  // the next pages land here
   }
-  sync_block();
+  sync_named(CONSUMERS_BARRIER, CONSUMERS);
   if (at.group == 0) {
 #pragma unroll
     for (int k = 0; k < 8 * H2; k++)
@@ -70,5 +70,4 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
       }
     }
   }
-  sync_block();
 }

@@ -30,7 +30,7 @@ DEVICE Row find_row(const Arguments& p, const Window& w, int b, int i) {
 
 // All rows on their way to L2, while the query is being prepared.
 DEVICE void prefetch_rows(const Arguments& p, const Window& w, int b) {
-  for (int i = thread_index(); i < w.length - w.start + w.sinks; i += THREADS) {
+  for (int i = thread_index(); i < w.length - w.start + w.sinks; i += CONSUMERS) {
     u64 row = find_row(p, w, b, i).address;
 #pragma unroll
     for (int line = 0; line < (LATENT + ROPE) * 2 / 128; line++) prefetch(row + line * 128);
@@ -56,7 +56,7 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
   score_content_rows(at, upper, lower, s, odd);
 #pragma unroll
-  for (int i = 0; i < H2; i++) s[i] += 16.0f * odd[i];  // their query carries 1/16
+  for (int i = 0; i < H2; i++) s[i] += (FOLDED ? 16.0f : 1.0f) * odd[i];  // their query may carry 1/16
   u32 x[4][4], a[4][4];
 #pragma unroll
   for (int i = 0; i < 16; i++)

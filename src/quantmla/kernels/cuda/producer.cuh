@@ -1,0 +1,78 @@
+// The warpgroup that attends to nothing: its warp g brings the pages of warpgroup g, and prepares their
+// metadata, so that no consumer waits for any of it.
+
+DEVICE void load_page(const Arguments& p, const TensorMap* map, u32 group, u32 slot, int number) {
+  u32 to = page_address(group, slot), bar = full_barrier(group, slot);
+  const u8* page = p.pages + number * p.page_stride;
+  barrier_expect(bar, PAGE_BYTES);
+  copy_tile(to, map, number, bar);
+  copy_bulk(to + AT_ROPE, page + AT_ROPE, PAGE_BYTES - AT_ROPE, bar);
+}
+
+// {1024 + zero} of tokens 0, 1 and of tokens 2, 3.
+DEVICE u32 first_zeros(u32 z) { return permute(z, 0x64646464, 0x4140); }
+DEVICE u32 second_zeros(u32 z) { return permute(z, 0x64646464, 0x4342); }
+
+// Scales and zero points of four groups; a lane has 4 tokens, and the 4 that are 8 further.
+DEVICE void prepare_groups(u32 stage, u32 prepared, u32 lane, u32 first) {
+  u32 group = first + lane / 8, warp = lane / 2 % 4, quad = lane % 2, token = warp * 16 + quad * 4;
+  if (group >= 10) return;
+  u32 from = stage + AT_SCALES + (group * PAGE_SIZE + token) * 2, zeros = stage + AT_ZEROS + group * PAGE_SIZE + token;
+  V2 upper = lds64(from), lower = lds64(from + 16);
+  u32 upper_zeros = lds32(zeros), lower_zeros = lds32(zeros + 8);
+  const u32 k = 0x64006400;  // 1024
+  u32 minus[4] = {hsub2(k, first_zeros(upper_zeros)), hsub2(k, second_zeros(upper_zeros)),
+                  hsub2(k, first_zeros(lower_zeros)), hsub2(k, second_zeros(lower_zeros))};
+  prepare_scores(prepared, group, warp, quad, upper, lower, minus);
+  if (group < 8) prepare_values(prepared + VALUE_SCALES + group * VALUE_GROUP_BYTES, warp, quad, upper, lower, minus);
+}
+
+// The query times the page's mean rope key, which is the same in all rows of the operand.
+DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
+  u32 eighth = lane % 8, matrix = lane / 8;
+  u32 query = SHARED_BASE + AT_QUERY + MEAN_TILE * TILE + matrix % 2 * (HEADS * 16) + matrix / 2 * 128 + eighth * 16;
+  float d[HEADS / 8][4] = {};
+#pragma unroll
+  for (u32 k = 0; k < 4; k++) {
+    u32 mean = stage + AT_MEAN + lane % 4 * 4 + k * 32, low = lds32(mean), high = lds32(mean + 16);
+    u32 a[4] = {low, low, high, high};
+#pragma unroll
+    for (u32 j = 0; j < HEADS / 8; j += 2) {
+      V4 b = ldmatrix(query + k * TILE + j * 128);
+      mma_warp(d[j], a, b.x, b.y);
+      mma_warp(d[j + 1], a, b.z, b.w);
+    }
+  }
+  if (lane < 4)
+#pragma unroll
+    for (u32 j = 0; j < HEADS / 8; j++) sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[j][0]), as_bits(d[j][1])});
+}
+
+// All pages that warpgroup `group` reads of a part; `turn` counts them, over all parts.
+DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const Item& item, u32& turn) {
+  int all = num_pages(p, item.sequence), last = first_page(item, all, item.part + 1);
+  int page = first_page(item, all, item.part) + group;
+  const int* table = p.block_table + item.sequence * p.block_table_stride;
+  u32 lane = thread_index() % 32;
+#pragma unroll 1
+  for (u32 i = 0; i < STAGES; i++)
+    if (lane == 0 && page + (int)i * WARPGROUPS < last) load_page(p, map, group, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
+  sync_named(ITEM_BARRIER, ITEM_THREADS);  // the query is there
+  int loaded = page + STAGES * WARPGROUPS, number = loaded < last ? table[loaded] : 0;
+#pragma unroll 1
+  for (u32 done = 0; page < last; page += WARPGROUPS, turn++, done++) {
+    barrier_wait(empty_barrier(group, turn), turn / RING % 2 ^ 1);
+    if (done >= RING && loaded < last) {  // page `turn` - RING has just been left
+      if (lane == 0) load_page(p, map, group, (turn - RING) % STAGES, number);
+      loaded += WARPGROUPS;
+      number = loaded < last ? table[loaded] : 0;
+    }
+    u32 slot = turn % STAGES, stage = page_address(group, slot), prepared = prepared_address(group, turn);
+    barrier_wait(full_barrier(group, slot), turn / STAGES % 2);
+    prepare_means(stage, prepared, lane);
+#pragma unroll 1
+    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first);
+    sync_warp();
+    if (lane == 0) barrier_arrive(ready_barrier(group, turn));
+  }
+}
