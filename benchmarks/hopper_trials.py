@@ -64,8 +64,8 @@ COMPUTE_ONLY = (
     NO_WINDOW,
 )
 CONSUMERS_ONLY = (
-    ("    barrier_wait(ready_barrier", "    if (turn < 2) barrier_wait(ready_barrier"),
-    ("    if (at.lane == 0) barrier_arrive(empty_barrier(at.group, turn));\n", ""),
+    ("    if (!ready) barrier_wait(ready_barrier", "    if (turn < 2) barrier_wait(ready_barrier"),
+    ("    barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);\n", ""),
     ("  for (u32 done = 0; page < last;", "  for (u32 done = 0; page < last && done < 2;"),
     NO_WINDOW,
 )

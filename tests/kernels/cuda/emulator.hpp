@@ -260,7 +260,10 @@ DEVICE void received(u32 bar, u32 bytes) {
   emulator::Barrier& b = emulator::barrier(bar);
   if ((b.bytes -= bytes) == 0) emulator::arrive(b);
 }
-DEVICE void barrier_arrive(u32 bar) { emulator::arrive(emulator::barrier(bar)); }
+DEVICE void barrier_arrive(u32 bar, bool p) {
+  if (p) emulator::arrive(emulator::barrier(bar));
+}
+DEVICE bool barrier_test(u32 bar, u32 parity) { return emulator::barrier(bar).phase % 2 != parity; }
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   while (emulator::barrier(bar).phase % 2 == parity) emulator::yield();
 }
@@ -284,7 +287,7 @@ template <int count> DEVICE void fewer_registers() {}
 template <int count> DEVICE void more_registers() {}
 DEVICE void release_next_kernel() {}
 
-DEVICE void mma_warp(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   using namespace emulator;
   for (int i = 0; i < 4; i++) inputs[current][i] = a[i];
   inputs[current][4] = b0, inputs[current][5] = b1;

@@ -71,7 +71,7 @@ DEVICE void scale_group(V4 words, const RowScales& row, u32 g, u32 (&a)[4][4]) {
 
 // O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
+  u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows);
 #pragma unroll
@@ -88,10 +88,9 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, flo
     if (k < 3) next = ldmatrix_transposed(rows + (k + 1) * 2048);
     add_values(o[0], low, probability, k);
     add_values(o[1], high, probability, k);
-    if (k < 3) mma_wait<1>();
+    if (k < 3) wait_for_values<1>();
   }
-  mma_wait<0>();
-  settle_output(o);
+  finish_values(o);
 }
 
 // Query channels 8 part to 8 part + 7 of a group, one word: to 4 tiles. Returns the sum of the
@@ -102,7 +101,7 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   for (int plane = 0; plane < 8; plane++) {
     float up = FOLDED ? (float)(1 << 2 * (plane % 4)) : 1.0f;
     u32 one = pack_half2(x[plane] / up, 0);
-    sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), one);
+    sts16(at + plane / 2 * TILE + query_element(part + plane % 2 * 8, n), one);
     sum += up * half_low(one);
   }
   return sum;
@@ -127,7 +126,7 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
         if (FOLDED) a[i / 2][tile][2 + i % 2] = hmul2(a[i / 2][tile][2 + i % 2], 0x44004400);  // the query carries 1/4 more
       }
     }
-    add_row_products(a, g, s, odd);
+    add_row_products(at, a, g, s, odd);
   }
 }
 

@@ -44,7 +44,7 @@ DEVICE void scale_group(V4 x, const RowScales& row, u32, u32 (&a)[4][4]) {
 
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
+  u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
 #pragma unroll
@@ -60,10 +60,9 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, flo
     scale_nibbles(x.z, s.z, s.w, v[0][2], v[1][2], v[2][2], v[3][2]);
     scale_nibbles(x.w, s.z, s.w, v[0][3], v[1][3], v[2][3], v[3][3]);
     add_values(o[i % 2], v, probability, i / 2);
-    if (i < 7) mma_wait<1>();
+    if (i < 7) wait_for_values<1>();
   }
-  mma_wait<0>();
-  settle_output(o);
+  finish_values(o);
 }
 
 // Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Where
@@ -74,7 +73,7 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   for (int plane = 0; plane < 4; plane++) {
     float down = FOLDED && plane & 1 ? 0.0625f : 1.0f, up = FOLDED && plane & 1 ? 16.0f : 1.0f;
     u32 two = pack_half2(x[plane] * down, x[4 + plane] * down);
-    sts32(at + plane * TILE + element(2 * part, n), two);
+    sts32(at + plane * TILE + query_element(2 * part, n), two);
     sum += up * (half_low(two) + half_high(two));
   }
   return sum;
@@ -100,7 +99,7 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
       to[0][i % 4] = halves(y.x << 16, y.z << 16), to[1][i % 4] = halves(y.x, y.z);
       to[2][i % 4] = halves(y.y << 16, y.w << 16), to[3][i % 4] = halves(y.y, y.w);
     }
-    add_row_products(a, g, s, odd);
+    add_row_products(at, a, g, s, odd);
   }
 }
 

@@ -79,11 +79,14 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   clear(o, l);
   // the first page's probabilities go to the other buffer: other warps may still read this one
   if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);
+#if !FOLDED
   settle_output(o);  // the compiler spills in the loop below without
+#endif
+  bool ready = false;
 #pragma unroll 1
   for (; page < last; page += WARPGROUPS, turn++) {
     u32 stage = page_address(at.group, turn % STAGES), prepared = prepared_address(at.group, turn);
-    barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    if (!ready) barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
     score_page(at, stage, prepared, s);
     if (page * PAGE_SIZE < w.sinks) {  // these are read in bf16
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
@@ -92,9 +95,10 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
         if (token + (i & 2 ? 8 : 0) < w.sinks) s[i] = -INFINITE;
     }
     softmax(at, turn % 2, s, o, l);
+    ready = barrier_test(ready_barrier(at.group, turn + 1), (turn + 1) / RING % 2);
     value_page(at, stage, prepared, turn % 2, o);
     sync_warp();
-    if (at.lane == 0) barrier_arrive(empty_barrier(at.group, turn));
+    barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);
   }
   finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, o, l);
 }

@@ -102,7 +102,14 @@ DEVICE void barrier_fence_init() { asm volatile("fence.mbarrier_init.release.clu
 DEVICE void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(bar), "r"(bytes) : "memory");
 }
-DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEVICE void barrier_arrive(u32 bar, bool p) {  // of the threads with p
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"((u32)p) : "memory");
+}
+DEVICE bool barrier_test(u32 bar, u32 parity) {
+  u32 r;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(r) : "r"(bar), "r"(parity) : "memory");
+  return r;
+}
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   asm volatile(
       "{.reg .pred p;\n"
@@ -125,9 +132,9 @@ template <int count> DEVICE void more_registers() { asm volatile("setmaxnreg.inc
 DEVICE void release_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // ---- warp MMA: D[16, 8] += A[16, 16] B[16, 8]
-DEVICE void mma_warp(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- warpgroup MMA: D[64, n] (+)= A[64, 16] B[16, n], A in registers, B K-major and unswizzled

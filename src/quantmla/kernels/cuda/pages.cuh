@@ -22,19 +22,6 @@ DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v
   v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
 }
 
-DEVICE void add_values(float (&o)[4][H2], u32 (&v)[4][4], u32 probability, u32 k) {
-  u64 p = operand(probability, k);
-  mma_fence(v);
-#pragma unroll
-  for (int plane = 0; plane < 4; plane++) mma<1>(o[plane], v[plane], p);
-  mma_commit();
-}
-
-DEVICE void settle_output(float (&o)[2][4][H2]) {
-#pragma unroll
-  for (int i = 0; i < 8; i++) settle(o[i / 4][i % 4]);
-}
-
 // ---- bf16 rows: 0 is the address of a row of zeros
 
 DEVICE u32 halves(u32 low, u32 high) {  // two bf16 in the upper 16 bits to float16
@@ -50,16 +37,16 @@ DEVICE u64 row_address(const Place& at, u32 i) {
   return (u64)a.y << 32 | a.x;
 }
 
-// Groups g and g + 1 of bf16 rows; tiles 1 and 3 of a group carry 1/16, and have their own sum.
-DEVICE void add_row_products(u32 (&a)[2][4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
+// Groups g and g + 1 of bf16 rows; tiles 1 and 3 of a group may carry 1/16, and have their own sum.
+DEVICE void add_row_products(const Place& at, u32 (&a)[2][4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
+#if !FOLDED
   settle(s), settle(odd);
   mma_fence(a[0]), mma_fence(a[1]);
+#endif
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
-    mma<1>(s, a[i / 4][i % 4], query_tile(g * 4 + i));
-    mma<1>(odd, a[i / 4][i % 4 + 1], query_tile(g * 4 + i + 1));
+    score_tile(at, s, a[i / 4][i % 4], g * 4 + i);
+    score_tile(at, odd, a[i / 4][i % 4 + 1], g * 4 + i + 1);
   }
-  mma_commit();
-  mma_wait<0>();
-  settle(s), settle(odd);
+  finish_scores(s), finish_scores(odd);
 }

@@ -27,25 +27,34 @@ DEVICE void prepare_groups(u32 stage, u32 prepared, u32 lane, u32 first) {
   if (group < 8) prepare_values(prepared + VALUE_SCALES + group * VALUE_GROUP_BYTES, warp, quad, upper, lower, minus);
 }
 
+// B operand of a warp: columns 8j to 8j + 7 in x and y, the next 8 in z and w.
+DEVICE V4 mean_query(u32 lane, u32 k, u32 j) {
+  u32 tile = SHARED_BASE + AT_QUERY + (MEAN_TILE + k) * TILE;
+#if FOLDED
+  return lds128(tile + lane * 16);
+#else
+  return ldmatrix(tile + j * 128 + lane / 8 % 2 * (HEADS * 16) + lane / 16 * 128 + lane % 8 * 16);
+#endif
+}
+
 // The query times the page's mean rope key, which is the same in all rows of the operand.
 DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
-  u32 eighth = lane % 8, matrix = lane / 8;
-  u32 query = SHARED_BASE + AT_QUERY + MEAN_TILE * TILE + matrix % 2 * (HEADS * 16) + matrix / 2 * 128 + eighth * 16;
-  float d[HEADS / 8][4] = {};
 #pragma unroll
-  for (u32 k = 0; k < 4; k++) {
-    u32 mean = stage + AT_MEAN + lane % 4 * 4 + k * 32, low = lds32(mean), high = lds32(mean + 16);
-    u32 a[4] = {low, low, high, high};
+  for (u32 j = 0; j < HEADS / 8; j += 2) {
+    float d[8] = {};
 #pragma unroll
-    for (u32 j = 0; j < HEADS / 8; j += 2) {
-      V4 b = ldmatrix(query + k * TILE + j * 128);
-      mma_warp(d[j], a, b.x, b.y);
-      mma_warp(d[j + 1], a, b.z, b.w);
+    for (u32 k = 0; k < 4; k++) {
+      u32 mean = stage + AT_MEAN + lane % 4 * 4 + k * 32, low = lds32(mean), high = lds32(mean + 16);
+      u32 a[4] = {low, low, high, high};
+      V4 b = mean_query(lane, k, j);
+      mma_warp(d, a, b.x, b.y);
+      mma_warp(d + 4, a, b.z, b.w);
+    }
+    if (lane < 4) {
+      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0]), as_bits(d[1])});
+      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4]), as_bits(d[5])});
     }
   }
-  if (lane < 4)
-#pragma unroll
-    for (u32 j = 0; j < HEADS / 8; j++) sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[j][0]), as_bits(d[j][1])});
 }
 
 // All pages that warpgroup `group` reads of a part; `turn` counts them, over all parts.
@@ -73,6 +82,6 @@ DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const I
 #pragma unroll 1
     for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first);
     sync_warp();
-    if (lane == 0) barrier_arrive(ready_barrier(group, turn));
+    barrier_arrive(ready_barrier(group, turn), lane == 0);
   }
 }

@@ -22,7 +22,7 @@ DEVICE void store_probabilities(const Place& at, u32 buffer, const u32 (&p)[H2 /
 #pragma unroll
   for (int j = 0; j < HEADS / 16; j++)
     stmatrix_transposed(at.p_store + buffer * 4 * TILE + j * 256, V4{p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]});
-  fence_async_proxy();
+  publish_probabilities();
 }
 
 DEVICE float warp_rows_max(float x) {
