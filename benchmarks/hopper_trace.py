@@ -48,11 +48,11 @@ STAMPS = (
     _after("  start_item(p, at, b, tile);\n", "  STAMP_ITEM(1)"),
     _before("  bool ready = false;\n", "  STAMP_ITEM(2)"),
     _before("  finish(p, at, Output{b, tile", "  STAMP_ITEM(3)"),
-    _after("item.parts == 1}, o, l);\n", "  STAMP_ITEM(4)"),
+    _after("item.parts == 1}, 1.0f / unit_of(unit), o, l);\n", "  STAMP_ITEM(4)"),
     _before("    if (!ready) barrier_wait(ready_barrier(", "    STAMP_PAGE(0)"),
     _before("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(1)"),
     _after("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(2)"),
-    _after("    softmax(at, turn % 2, s, o, l);\n", "    STAMP_PAGE(3)"),
+    _after("    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n", "    STAMP_PAGE(3)"),
     _after("    value_page(at, stage, prepared, turn % 2, o);\n", "    STAMP_PAGE(4)"),
 )
 

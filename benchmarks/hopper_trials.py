@@ -30,26 +30,13 @@ NO_SCORES = (
 )
 NO_VALUES = ("    value_page(at, stage, prepared, turn % 2, o);\n", "")
 NO_SOFTMAX = (
-    "    }\n    softmax(at, turn % 2, s, o, l);\n",
+    "    }\n    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n",
     "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
 NO_PREPARING = (
-    "    prepare_means(stage, prepared, lane);\n"
-    "#pragma unroll 1\n"
-    "    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first);\n",
+    "    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);\n",
     "",
 )
-# the cost of reading nibbles of values as subnormals, scales aside: 9 instructions instead of 11
-SUBNORMAL_VALUES = (
-    "  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);\n",
-    "  u32 y = x >> 8;\n"
-    "  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, scale, offset);\n"
-    "  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, scale, offset);\n",
-)
-
 NO_WINDOW = (
     "  if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);\n",
     "  windowed = false;\n",
@@ -115,7 +102,6 @@ TRIALS = (
     Trial("n32_consumers_only", 32, 2, 3, replace=CONSUMERS_ONLY, right=False),
     # parts of a page's work, without the window
     Trial("n16_no_preparing", 16, 3, 2, replace=(NO_PREPARING, NO_WINDOW), right=False),
-    Trial("n16_subnormal_values", 16, 3, 2, replace=(SUBNORMAL_VALUES, NO_WINDOW), right=False),
     Trial("n16_no_values", 16, 3, 2, replace=(NO_VALUES, NO_WINDOW), right=False),
     Trial("n16_no_scores", 16, 3, 2, replace=(NO_SCORES, NO_WINDOW), right=False),
     Trial("n16_no_softmax", 16, 3, 2, replace=(NO_SOFTMAX, NO_WINDOW), right=False),

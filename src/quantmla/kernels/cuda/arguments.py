@@ -157,6 +157,6 @@ def shared_bytes(columns: int, warpgroups: int, stages: int, layout: PageLayout)
     tile = 32 * columns
     wide = layout.content_row_bytes == 256
     scores = 4864 if columns == 16 else 5120 if wide else 10240
-    prepared = scores + (2560 if wide else 4608) + 128
+    prepared = scores + (2560 if wide else 4608) + 144
     own = stages * (layout.page_bytes + 8) + 8 * tile + 2 * (prepared + 16) + columns * 32 + 768
     return 41 * tile + columns * 8 + warpgroups * (own + 32) + 32 + 1024

@@ -6,13 +6,13 @@ DEVICE V4 value_entry(u32 scale, u32 minus) {
   return V4{scale, hmul2(scale, hsub2(minus, 0x4c004c00)), hmul2(scale, hsub2(minus, 0x44004400)), 0};
 }
 
-// Entries of two pairs of tokens, and of those 8 further; `minus`: -zero.
-DEVICE void prepare_values(u32 to, u32 warp, u32 quad, V2 upper, V2 lower, const u32 (&minus)[4]) {
+// Entries of two pairs of tokens, and of those 8 further.
+DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift) {
   u32 entry = to + 2 * quad * VALUE_PAIR_BYTES + warp * 32;
-  sts128(entry, value_entry(upper.x, minus[0]));
-  sts128(entry + 16, value_entry(lower.x, minus[2]));
-  sts128(entry + VALUE_PAIR_BYTES, value_entry(upper.y, minus[1]));
-  sts128(entry + VALUE_PAIR_BYTES + 16, value_entry(lower.y, minus[3]));
+  sts128(entry, value_entry(x.upper.x, first_minus(x.upper_zeros)));
+  sts128(entry + 16, value_entry(x.lower.x, first_minus(x.lower_zeros)));
+  sts128(entry + VALUE_PAIR_BYTES, value_entry(x.upper.y, second_minus(x.upper_zeros)));
+  sts128(entry + VALUE_PAIR_BYTES + 16, value_entry(x.lower.y, second_minus(x.lower_zeros)));
 }
 
 // Words of groups 2i and 2i + 1, as operands want them.
@@ -47,14 +47,30 @@ DEVICE void scale_crumbs(u32 x, const V4& scale, u32 (&v)[8]) {
 }
 
 #if !FOLDED
+DEVICE u32 times_2_to_24(u32 x) { return hmul2(hmul2(x, 0x6c006c00), 0x6c006c00); }
+// 64 + n by one OR, then one FMA.
+DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
+  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
+  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
+  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
+  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
+}
+
 struct RowScales {  // entries of a thread's two tokens; of the rope's bands {scale, -scale (64 + zero)}
   V4 upper, lower;
 };
 DEVICE RowScales read_row_scales(u32 from) { return RowScales{lds128(from), lds128(from + 16)}; }
-DEVICE void store_row_scales(u32 to, u32 group, u32 upper, u32 lower, u32 upper_minus, u32 lower_minus) {
-  u32 k = 0x54005400;
-  sts128(to, group < 8 ? value_entry(upper, upper_minus) : V4{upper, hmul2(upper, hsub2(upper_minus, k)), 0, 0});
-  sts128(to + 16, group < 8 ? value_entry(lower, lower_minus) : V4{lower, hmul2(lower, hsub2(lower_minus, k)), 0, 0});
+DEVICE V4 nibbles_entry(u32 scale, u32 minus) { return V4{scale, hmul2(scale, hsub2(minus, 0x54005400)), 0, 0}; }
+DEVICE void store_row_scales(u32 to, u32 group, V2 scale, V2 tiny, Shift) {
+  u32 upper = times_2_to_24(tiny.x), lower = times_2_to_24(tiny.y);
+  sts128(to, group < 8 ? value_entry(scale.x, upper) : nibbles_entry(scale.x, upper));
+  sts128(to + 16, group < 8 ? value_entry(scale.y, lower) : nibbles_entry(scale.y, lower));
+}
+
+// Operands of a band's two products: plane 2i of both rows, then plane 2i + 1.
+DEVICE void scale_band(u32 x, u32 y, const RowScales& row, u32 (&a)[2][4]) {
+  scale_nibbles(x, row.upper.x, row.upper.y, a[0][0], a[0][2], a[1][0], a[1][2]);
+  scale_nibbles(y, row.lower.x, row.lower.y, a[0][1], a[0][3], a[1][1], a[1][3]);
 }
 
 // Operands of a group's four products: plane 2i of both rows, then plane 2i + 1.
@@ -132,3 +148,8 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
 
 // First of the four channels whose outputs are planes o[half][0..3] of a word.
 DEVICE u32 output_channel(u32 word, u32 half) { return 8 * word + 4 * half; }
+
+// Outputs are plain.
+#define SHIFTED 0
+DEVICE float unit_of(int) { return 1.0f; }
+DEVICE float plane_factor(int) { return 1.0f; }

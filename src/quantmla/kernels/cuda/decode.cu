@@ -54,6 +54,11 @@ DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
   for (int i = 0; i < HEADS / 4; i++) l[i] = 0;
 }
 
+DEVICE void to_unit(float (&o)[2][4][H2], float unit) {
+#pragma unroll
+  for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] *= unit * plane_factor(i / H2 % 4);
+}
+
 // The rows of a sequence that are in bf16: the window, and the sinks.
 DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, int b, u32 buffer, float (&o)[2][4][H2],
                           float (&l)[HEADS / 4]) {
@@ -61,7 +66,7 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
   for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
     find_rows(p, at, w, b, block);
     score_rows(at, s);
-    softmax(at, buffer, s, o, l);
+    softmax(at, Units{1, 0}, buffer, s, o, l);
     value_rows(at, buffer, o);
   }
 }
@@ -83,10 +88,17 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   settle_output(o);  // the compiler spills in the loop below without
 #endif
   bool ready = false;
+  int unit = SHIFTED ? 24 : 0;  // outputs are in the unit of the first page's values
+  if (SHIFTED && page < last) {
+    barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    ready = true, unit = lds32(prepared_address(at.group, turn) + SHIFT);
+  }
+  if (windowed) to_unit(o, unit_of(unit));
 #pragma unroll 1
   for (; page < last; page += WARPGROUPS, turn++) {
     u32 stage = page_address(at.group, turn % STAGES), prepared = prepared_address(at.group, turn);
     if (!ready) barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    int shift = SHIFTED ? lds32(prepared + SHIFT) : 0;
     score_page(at, stage, prepared, s);
     if (page * PAGE_SIZE < w.sinks) {  // these are read in bf16
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
@@ -94,13 +106,13 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
       for (int i = 0; i < H2; i++)
         if (token + (i & 2 ? 8 : 0) < w.sinks) s[i] = -INFINITE;
     }
-    softmax(at, turn % 2, s, o, l);
+    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);
     ready = barrier_test(ready_barrier(at.group, turn + 1), (turn + 1) / RING % 2);
     value_page(at, stage, prepared, turn % 2, o);
     sync_warp();
     barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);
   }
-  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, o, l);
+  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, 1.0f / unit_of(unit), o, l);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

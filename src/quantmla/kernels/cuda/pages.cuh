@@ -1,5 +1,22 @@
 // What is the same for every width of content, and for folded and direct scores.
 
+// A producer's lane has 4 tokens of a group, and those 8 further.
+struct Quads {
+  V2 upper, lower;  // scales
+  u32 upper_zeros, lower_zeros;
+};
+
+// -zero of tokens 0, 1 and of tokens 2, 3: as it is, and 2^-24 of it.
+DEVICE u32 first_minus(u32 z) { return hsub2(0x64006400, permute(z, 0x64646464, 0x4140)); }
+DEVICE u32 second_minus(u32 z) { return hsub2(0x64006400, permute(z, 0x64646464, 0x4342)); }
+DEVICE u32 first_tiny(u32 z) { return permute(z, 0x80808080, 0x4140); }
+DEVICE u32 second_tiny(u32 z) { return permute(z, 0x80808080, 0x4342); }
+
+struct Shift {  // 2^shift in two float16 factors
+  u32 first, second;
+};
+DEVICE u32 shifted(u32 x, Shift by) { return hmul2(hmul2(x, by.first), by.second); }
+
 DEVICE void read_means(const Place& at, u32 prepared, float (&s)[H2]) {
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
@@ -12,14 +29,6 @@ DEVICE void read_means(const Place& at, u32 prepared, float (&s)[H2]) {
 DEVICE void mask_nibbles(u32 x, u32& n0, u32& n1, u32& n2, u32& n3) {
   u32 y = x >> 8;
   n0 = x & 0x000f000f, n1 = x & 0x00f000f0, n2 = y & 0x000f000f, n3 = y & 0x00f000f0;
-}
-
-// 64 + n by one OR, then one FMA.
-DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
-  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
-  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
-  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
-  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
 }
 
 // ---- bf16 rows: 0 is the address of a row of zeros

@@ -9,22 +9,33 @@ DEVICE void load_page(const Arguments& p, const TensorMap* map, u32 group, u32 s
   copy_bulk(to + AT_ROPE, page + AT_ROPE, PAGE_BYTES - AT_ROPE, bar);
 }
 
-// {1024 + zero} of tokens 0, 1 and of tokens 2, 3.
-DEVICE u32 first_zeros(u32 z) { return permute(z, 0x64646464, 0x4140); }
-DEVICE u32 second_zeros(u32 z) { return permute(z, 0x64646464, 0x4342); }
+DEVICE u32 power_of_two(int exponent) { return (u32)(exponent + 15) << 10 | (u32)(exponent + 15) << 26; }  // -14 to 15
 
-// Scales and zero points of four groups; a lane has 4 tokens, and the 4 that are 8 further.
-DEVICE void prepare_groups(u32 stage, u32 prepared, u32 lane, u32 first) {
+// The shift that brings a page's largest scale to [2^14, 2^15).
+DEVICE int find_shift(u32 stage, u32 lane) {
+#if SHIFTED
+  u32 most = 0, from = stage + AT_SCALES + lane * 16;
+#pragma unroll
+  for (u32 i = 0; i < 3; i++) {
+    V4 x = lds128(from + (i < 2 || lane < 16 ? i * 512 : 0));
+    most = hmax2(most, hmax2(hmax2(x.x, x.y), hmax2(x.z, x.w)));
+  }
+  int value = max(most & 0xffff, most >> 16);
+  for (int mask = 16; mask; mask >>= 1) value = max(value, shuffle_xor(value, mask));
+  return 29 - (value >> 10);
+#else
+  return 0;
+#endif
+}
+
+// Scales and zero points of four groups.
+DEVICE void prepare_groups(u32 stage, u32 prepared, u32 lane, u32 first, Shift shift) {
   u32 group = first + lane / 8, warp = lane / 2 % 4, quad = lane % 2, token = warp * 16 + quad * 4;
   if (group >= 10) return;
   u32 from = stage + AT_SCALES + (group * PAGE_SIZE + token) * 2, zeros = stage + AT_ZEROS + group * PAGE_SIZE + token;
-  V2 upper = lds64(from), lower = lds64(from + 16);
-  u32 upper_zeros = lds32(zeros), lower_zeros = lds32(zeros + 8);
-  const u32 k = 0x64006400;  // 1024
-  u32 minus[4] = {hsub2(k, first_zeros(upper_zeros)), hsub2(k, second_zeros(upper_zeros)),
-                  hsub2(k, first_zeros(lower_zeros)), hsub2(k, second_zeros(lower_zeros))};
-  prepare_scores(prepared, group, warp, quad, upper, lower, minus);
-  if (group < 8) prepare_values(prepared + VALUE_SCALES + group * VALUE_GROUP_BYTES, warp, quad, upper, lower, minus);
+  Quads x = {lds64(from), lds64(from + 16), lds32(zeros), lds32(zeros + 8)};
+  prepare_scores(prepared, group, warp, quad, x, shift);
+  if (group < 8) prepare_values(prepared + VALUE_SCALES + group * VALUE_GROUP_BYTES, warp, quad, x, shift);
 }
 
 // B operand of a warp: columns 8j to 8j + 7 in x and y, the next 8 in z and w.
@@ -38,7 +49,7 @@ DEVICE V4 mean_query(u32 lane, u32 k, u32 j) {
 }
 
 // The query times the page's mean rope key, which is the same in all rows of the operand.
-DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
+DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane, float unit) {
 #pragma unroll
   for (u32 j = 0; j < HEADS / 8; j += 2) {
     float d[8] = {};
@@ -51,8 +62,8 @@ DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
       mma_warp(d + 4, a, b.z, b.w);
     }
     if (lane < 4) {
-      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0]), as_bits(d[1])});
-      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4]), as_bits(d[5])});
+      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0] * unit), as_bits(d[1] * unit)});
+      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4] * unit), as_bits(d[5] * unit)});
     }
   }
 }
@@ -78,9 +89,12 @@ DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const I
     }
     u32 slot = turn % STAGES, stage = page_address(group, slot), prepared = prepared_address(group, turn);
     barrier_wait(full_barrier(group, slot), turn / STAGES % 2);
-    prepare_means(stage, prepared, lane);
+    int exponent = find_shift(stage, lane);
+    Shift shift = {power_of_two(min(exponent, 15)), power_of_two(exponent - min(exponent, 15))};
+    prepare_means(stage, prepared, lane, mean_unit(exponent));
 #pragma unroll 1
-    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first);
+    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);
+    if (lane == 0) sts32(prepared + SHIFT, exponent);
     sync_warp();
     barrier_arrive(ready_barrier(group, turn), lane == 0);
   }

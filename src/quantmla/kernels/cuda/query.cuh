@@ -46,10 +46,10 @@ DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, i
   sts32(query + (MEAN_TILE + lane / 8) * TILE + query_element(2 * lane % 16, n), as_is);
   // channel 4 word + plane; a k step is plane 2i of 8 words, then plane 2i + 1 of the same
   u32 word = lane / 2, pair = query + (ROPE_TILE + word / 8 * 2 + lane % 2) * TILE;
-  u32 odd = pack_half2(FOLDED ? rope[1] * 0.0625f : rope[1], 0);
+  u32 odd = pack_half2(rope[1] * ODD_QUERY, 0);
   sts16(pair + query_element(word % 8, n), as_is);
   sts16(pair + query_element(8 + word % 8, n), odd);
-  float sum_rope = half_low(as_is) + (FOLDED ? 16.0f : 1.0f) * half_low(odd);
+  float sum_rope = half_low(as_is) + half_low(odd) / ODD_QUERY;
 
   for (int mask = 1; mask < 8; mask <<= 1) {
     sum_low += shuffle_xor(sum_low, mask), sum_high += shuffle_xor(sum_high, mask);

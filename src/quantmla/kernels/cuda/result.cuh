@@ -7,7 +7,8 @@ struct Output {
   bool whole;  // there is no other part: `out` and `lse` instead
 };
 
-DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+// `unit`: what the sums are to be multiplied by.
+DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float unit, float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
   u32 i = thread_index() % 128, reduce = SHARED_BASE + AT_REDUCE + at.group * HEADS * 16;
 #pragma unroll
   for (int j = 0; j < HEADS / 4; j++) {
@@ -34,11 +35,12 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
       sum += as_float(x.y) * exp2_fast(as_float(x.x) - most);
     }
     float own = lds_float(SHARED_BASE + AT_SUM + (at.group * HEADS + n) * 8);
-    float factor = sum == 0 ? 0 : exp2_fast(own - most) / sum;
+    float factor = sum == 0 ? 0 : unit * exp2_fast(own - most) / sum;
 #pragma unroll
     for (int k = 0; k < 8; k++) {
       float(&block)[H2] = o[k / 4][k % 4];
-      block[j / 2 * 4 + j % 2] *= factor, block[j / 2 * 4 + j % 2 + 2] *= factor;
+      float own_factor = factor / plane_factor(k % 4);
+      block[j / 2 * 4 + j % 2] *= own_factor, block[j / 2 * 4 + j % 2 + 2] *= own_factor;
     }
     if (at.group == 0 && at.warp == 0 && at.lane < 4) {
       float lse = sum == 0 ? -INFINITE : most + log2_fast(sum);

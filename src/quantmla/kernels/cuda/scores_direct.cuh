@@ -28,10 +28,9 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
       u32 a[4][4];
       scale_group(x, row, g, a);
       score_tiles(a, g * 4, s);
-    } else {  // a band of the rope: plane 2i of both rows, then plane 2i + 1
+    } else {
       u32 a[2][4];
-      scale_nibbles(g == 8 ? next.x : next.z, row.upper.x, row.upper.y, a[0][0], a[0][2], a[1][0], a[1][2]);
-      scale_nibbles(g == 8 ? next.y : next.w, row.lower.x, row.lower.y, a[0][1], a[0][3], a[1][1], a[1][3]);
+      scale_band(g == 8 ? next.x : next.z, g == 8 ? next.y : next.w, row, a);
       score_tiles(a, ROPE_TILE + (g - 8) * 2, s);
     }
     if (g > 0) mma_wait<1>();
@@ -40,13 +39,19 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
   settle(s);
 }
 
-// A producer's part: a lane's 4 tokens, and those 8 further; `minus`: -zero.
-DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, V2 upper, V2 lower, const u32 (&minus)[4]) {
+// A producer's part.
+DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, const Quads& x, Shift shift) {
   u32 to = prepared + SCORE_SCALES + group * SCORE_GROUP_BYTES + (warp * 8 + quad * 4) * SCORE_ROW_BYTES;
 #pragma unroll
   for (u32 i = 0; i < 4; i++) {
     u32 both = i % 2 ? 0x3232 : 0x1010;
-    store_row_scales(to + i * SCORE_ROW_BYTES, group, permute(i < 2 ? upper.x : upper.y, 0, both), permute(i < 2 ? lower.x : lower.y, 0, both),
-                     permute(minus[i / 2], 0, both), permute(minus[2 + i / 2], 0, both));
+    u32 upper = i < 2 ? first_tiny(x.upper_zeros) : second_tiny(x.upper_zeros);
+    u32 lower = i < 2 ? first_tiny(x.lower_zeros) : second_tiny(x.lower_zeros);
+    V2 scale = {permute(i < 2 ? x.upper.x : x.upper.y, 0, both), permute(i < 2 ? x.lower.x : x.lower.y, 0, both)};
+    store_row_scales(to + i * SCORE_ROW_BYTES, group, scale, V2{permute(upper, 0, both), permute(lower, 0, both)}, shift);
   }
 }
+
+// Scores are in the unit of their keys.
+DEVICE float mean_unit(int shift) { return unit_of(shift); }
+DEVICE float score_factor(int shift) { return 1.0f / unit_of(shift); }

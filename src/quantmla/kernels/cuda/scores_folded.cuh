@@ -50,15 +50,19 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
   }
 }
 
-// A producer's part: a lane's 4 tokens, and those 8 further; `minus`: -zero.
+// A producer's part.
 DEVICE u32 scaled_low(u32 x) { return as_bits(half_low(x) * 16777216.0f); }  // 2^24: nibbles are subnormals
 DEVICE u32 scaled_high(u32 x) { return as_bits(half_high(x) * 16777216.0f); }
 
-DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, V2 upper, V2 lower, const u32 (&minus)[4]) {
+DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, const Quads& x, Shift) {
+  V2 upper = x.upper, lower = x.lower;
   u32 scales = prepared + SCORE_SCALES + group * 256 + warp * 64 + quad * 32;
   sts128(scales, V4{scaled_low(upper.x), scaled_low(lower.x), scaled_high(upper.x), scaled_high(lower.x)});
   sts128(scales + 16, V4{scaled_low(upper.y), scaled_low(lower.y), scaled_high(upper.y), scaled_high(lower.y)});
   u32 zeros = prepared + SCORE_ZEROS + group * ZEROS_ROW + (warp * 16 + quad * 4) * 2;
-  sts64(zeros, V2{hmul2(upper.x, minus[0]), hmul2(upper.y, minus[1])});
-  sts64(zeros + 16, V2{hmul2(lower.x, minus[2]), hmul2(lower.y, minus[3])});
+  sts64(zeros, V2{hmul2(upper.x, first_minus(x.upper_zeros)), hmul2(upper.y, second_minus(x.upper_zeros))});
+  sts64(zeros + 16, V2{hmul2(lower.x, first_minus(x.lower_zeros)), hmul2(lower.y, second_minus(x.lower_zeros))});
 }
+
+DEVICE float mean_unit(int) { return 1.0f; }
+DEVICE float score_factor(int) { return 1.0f; }

@@ -3,6 +3,7 @@
 #define LATENT 512
 #define ROPE 64
 #define FOLDED (HEADS == 16)  // scores: scales multiply sums; else keys
+#define ODD_QUERY (FOLDED || CONTENT_BITS == 4 ? 0.0625f : 1.0f)  // what the query carries for upper nibbles
 #define CONSUMERS (WARPGROUPS * 128)  // threads that attend; the last warpgroup prepares pages for them
 #define THREADS (CONSUMERS + 128)
 // registers a thread; all have 65536 / THREADS at first
@@ -49,7 +50,8 @@
 #endif
 #define VALUE_GROUP_BYTES (4 * VALUE_PAIR_BYTES)
 #define MEANS (VALUE_SCALES + 8 * VALUE_GROUP_BYTES)  // float [HEADS]: query times the mean rope key
-#define PREPARED (MEANS + 128)
+#define SHIFT (MEANS + 128)  // int: scales of values, and of keys that are scaled, carry 2^shift
+#define PREPARED (SHIFT + 16)
 
 #define AT_QUERY (WARPGROUPS * STAGES * PAGE_BYTES)
 // Probabilities [WARPGROUPS][2][4]: a warp may write the next while another still reads the last.

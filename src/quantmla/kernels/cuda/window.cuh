@@ -56,7 +56,7 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
   score_content_rows(at, upper, lower, s, odd);
 #pragma unroll
-  for (int i = 0; i < H2; i++) s[i] += (FOLDED ? 16.0f : 1.0f) * odd[i];  // their query may carry 1/16
+  for (int i = 0; i < H2; i++) s[i] += odd[i] / ODD_QUERY;
   u32 x[4][4], a[4][4];
 #pragma unroll
   for (int i = 0; i < 16; i++)
