@@ -59,7 +59,7 @@ CONSUMERS_ONLY = (
 
 
 def window_pages(cost: int) -> tuple[str, str]:
-    return "#define WINDOW_PAGES 6 ", f"#define WINDOW_PAGES {cost} "
+    return "#define WINDOW_PAGES 10  ", f"#define WINDOW_PAGES {cost} "
 
 
 def item_cost(cost: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ SOURCES = (
     "device.cuh",
     "schedule.cuh",
     "tile.cuh",
-    "{products}_products.cuh",
+    "products.cuh",
     "pages.cuh",
     "content{bits}.cuh",
     "scores_{scores}.cuh",
@@ -71,13 +71,8 @@ def text(macros: tuple[str, ...]) -> str:
 def source_names(macros: tuple[str, ...]) -> tuple[str, ...]:
     """Files that the content's bits and the columns ask for, in order."""
     value = dict(macro.removeprefix("-D").split("=") for macro in macros if "=" in macro)
-    few = value["HEADS"] == "16"
-    chosen = {
-        "bits": value["CONTENT_BITS"],
-        "products": "warp" if few else "group",
-        "scores": "folded" if few else "direct",
-    }
-    return tuple(name.format(**chosen) for name in SOURCES)
+    scores = "folded" if value["HEADS"] == "16" else "direct"
+    return tuple(name.format(bits=value["CONTENT_BITS"], scores=scores) for name in SOURCES)
 
 
 @cache

@@ -117,7 +117,7 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   for (int plane = 0; plane < 8; plane++) {
     float up = FOLDED ? (float)(1 << 2 * (plane % 4)) : 1.0f;
     u32 one = pack_half2(x[plane] / up, 0);
-    sts16(at + plane / 2 * TILE + query_element(part + plane % 2 * 8, n), one);
+    sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), one);
     sum += up * half_low(one);
   }
   return sum;

@@ -94,7 +94,7 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   for (int plane = 0; plane < 4; plane++) {
     float down = plane & 1 ? 0.0625f : 1.0f, up = plane & 1 ? 16.0f : 1.0f;
     u32 two = pack_half2(x[plane] * down, x[4 + plane] * down);
-    sts32(at + plane * TILE + query_element(2 * part, n), two);
+    sts32(at + plane * TILE + element(2 * part, n), two);
     sum += up * (half_low(two) + half_high(two));
   }
   return sum;

@@ -84,9 +84,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   clear(o, l);
   // the first page's probabilities go to the other buffer: other warps may still read this one
   if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);
-#if !FOLDED
   settle_output(o);  // the compiler spills in the loop below without
-#endif
   bool ready = false;
   int unit = SHIFTED ? 24 : 0;  // outputs are in the unit of the first page's values
   if (SHIFTED && page < last) {

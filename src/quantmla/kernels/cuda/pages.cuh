@@ -48,10 +48,8 @@ DEVICE u64 row_address(const Place& at, u32 i) {
 
 // Groups g and g + 1 of bf16 rows; tiles 1 and 3 of a group may carry 1/16, and have their own sum.
 DEVICE void add_row_products(const Place& at, u32 (&a)[2][4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
-#if !FOLDED
   settle(s), settle(odd);
   mma_fence(a[0]), mma_fence(a[1]);
-#endif
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
     score_tile(at, s, a[i / 4][i % 4], g * 4 + i);

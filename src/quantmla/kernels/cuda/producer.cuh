@@ -41,11 +41,7 @@ DEVICE void prepare_groups(u32 stage, u32 prepared, u32 lane, u32 first, Shift s
 // B operand of a warp: columns 8j to 8j + 7 in x and y, the next 8 in z and w.
 DEVICE V4 mean_query(u32 lane, u32 k, u32 j) {
   u32 tile = SHARED_BASE + AT_QUERY + (MEAN_TILE + k) * TILE;
-#if FOLDED
-  return lds128(tile + lane * 16);
-#else
   return ldmatrix(tile + j * 128 + lane / 8 % 2 * (HEADS * 16) + lane / 16 * 128 + lane % 8 * 16);
-#endif
 }
 
 // The query times the page's mean rope key, which is the same in all rows of the operand.

@@ -43,12 +43,12 @@ DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, i
   float sum_high = store_planes(query + (4 + group) * 4 * TILE, lane % 8, n, high);
 
   u32 as_is = pack_half2(rope[0], rope[1]);
-  sts32(query + (MEAN_TILE + lane / 8) * TILE + query_element(2 * lane % 16, n), as_is);
+  sts32(query + (MEAN_TILE + lane / 8) * TILE + element(2 * lane % 16, n), as_is);
   // channel 4 word + plane; a k step is plane 2i of 8 words, then plane 2i + 1 of the same
   u32 word = lane / 2, pair = query + (ROPE_TILE + word / 8 * 2 + lane % 2) * TILE;
   u32 odd = pack_half2(rope[1] * ODD_QUERY, 0);
-  sts16(pair + query_element(word % 8, n), as_is);
-  sts16(pair + query_element(8 + word % 8, n), odd);
+  sts16(pair + element(word % 8, n), as_is);
+  sts16(pair + element(8 + word % 8, n), odd);
   float sum_rope = half_low(as_is) + half_low(odd) / ODD_QUERY;
 
   for (int mask = 1; mask < 8; mask <<= 1) {
@@ -58,10 +58,10 @@ DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, i
   sum_rope += shuffle_xor(sum_rope, 8);
   u32 sums = query + SUMS_TILE * TILE;
   if (lane % 8 == 0) {
-    sts16(sums + query_element(group, n), pack_half2(sum_low, 0));
-    sts16(sums + query_element(4 + group, n), pack_half2(sum_high, 0));
+    sts16(sums + element(group, n), pack_half2(sum_low, 0));
+    sts16(sums + element(4 + group, n), pack_half2(sum_high, 0));
   }
-  if (lane % 16 == 0) sts16(sums + query_element(8 + lane / 16, n), pack_half2(sum_rope, 0));
+  if (lane % 16 == 0) sts16(sums + element(8 + lane / 16, n), pack_half2(sum_rope, 0));
   if (lane == 0) {
     sts_float(SHARED_BASE + AT_FACTOR + n * 4, down);
     int length = p.lengths[(i64)b * p.lengths_stride];

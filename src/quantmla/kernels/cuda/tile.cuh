@@ -90,7 +90,7 @@ struct Place {  // of a thread
 #if FOLDED
   u32 zero_matrix;
 #endif
-  u32 p_store, p_load;
+  u32 p_store;
 };
 
 // Descriptor of a B operand: steps between 8 values of k, and between 8 columns, in 16 bytes.
@@ -104,14 +104,8 @@ struct Place {  // of a thread
 DEVICE u32 descriptor(u32 address) { return address >> 4 | STEPS; }
 DEVICE u64 operand(u32 descriptor_low, u32 tile) { return join(descriptor_low + tile * (TILE / 16), OTHER_STEP); }
 DEVICE u64 query_tile(u32 tile) { return operand(descriptor(SHARED_BASE + AT_QUERY), tile); }
-// Byte of element (k, n) of a B operand: of a warpgroup's product, and in shared memory anyhow.
+// Byte of element (k, n) of a B operand.
 DEVICE u32 element(u32 k, u32 n) { return (k / 8) * (HEADS * 16) + n * 16 + (k % 8) * 2; }
-#if FOLDED  // warps' products: a query's tile lies as 16 bytes for each lane
-DEVICE u32 query_element(u32 k, u32 n) { return (n % 8 * 4 + k % 8 / 2) * 16 + (n / 8 * 2 + k / 8) * 4 + k % 2 * 2; }
-#else
-DEVICE u32 query_element(u32 k, u32 n) { return element(k, n); }
-#endif
-
 DEVICE void find_place(Place& at) {
   u32 lane = thread_index() % 32, warp = uniform(thread_index() / 32);
   at.lane = lane, at.row = lane / 4, at.pair = lane % 4, at.warp = warp % 4, at.group = warp / 4;
@@ -128,7 +122,6 @@ DEVICE void find_place(Place& at) {
   at.score_scales = kept(SCORE_SCALES + (at.warp * 8 + at.row) * SCORE_ROW_BYTES);
   at.value_scales = kept(VALUE_SCALES + VALUE_GROUP(at.warp) * VALUE_GROUP_BYTES + at.pair * VALUE_PAIR_BYTES);
   at.means = kept(MEANS + at.pair * 8);
-  at.p_load = kept(at.p_tile + lane / 8 % 2 * (HEADS * 16) + half * 128 + eighth * 16);
   at.p_store = kept(at.p_tile + (2 * at.warp + lane / 8 % 2) * (HEADS * 16) + half * 128 + eighth * 16);
 }
 

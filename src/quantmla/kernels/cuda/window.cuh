@@ -63,10 +63,8 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
     x[i / 4][i % 4] = global_4(i % 2 ? lower : upper, LATENT + i / 4 * 16 + i / 2 % 2 * 8 + at.pair * 2);
 #pragma unroll
   for (int i = 0; i < 16; i++) a[i / 4][i % 4] = halves(x[i / 4][i % 4] << 16, x[i / 4][i % 4]);
-#if !FOLDED
   settle(s);
   mma_fence(a);
-#endif
 #pragma unroll
   for (int k = 0; k < 4; k++) score_tile(at, s, a[k], MEAN_TILE + k);
   finish_scores(s);

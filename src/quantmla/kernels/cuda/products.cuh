@@ -1,5 +1,5 @@
-// Products of warpgroups, for 32 columns: D[64, 32] += A[64, 16] B[16, 32]. They go on while the program
-// does other work; operands in registers must be left alone until a wait.
+// Products of a warpgroup: D[64, HEADS] += A[64, 16] B[16, HEADS]. They go on while the program does
+// other work; operands in registers must be left alone until a wait.
 
 DEVICE void score_tile(const Place&, float (&d)[H2], u32 (&a)[4], u32 tile) { mma<1>(d, a, query_tile(tile)); }
 
