@@ -6,7 +6,7 @@ quantising itself changes is allowed on top of rounding.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,22 +25,39 @@ Step = tuple[int, int]  # first token, tokens
 Request = Mapping[str, Any]
 
 
-def history(requests: Sequence[Request], index: int) -> list[Step]:
-    """Steps from an empty cache to the request's last token.
+class Pass(NamedTuple):
+    """Steps from an empty cache, and from which token on they gave the request's answer."""
+
+    steps: list[Step]
+    begin: int
+
+
+def passes(requests: Sequence[Request], index: int) -> list[Pass]:
+    """How a request was computed: once, and once more after each time it was preempted.
 
     A step that begins where none of its own ended began with tokens from the cache: of what the
-    request had computed before it was preempted, or of an earlier request with the same tokens.
+    request had computed before, or of an earlier request with the same tokens.
     """
     request = requests[index]
     tokens = request["prompt"] + request["answer"]
-    steps: list[Step] = []
+    found = [Pass([], 0)]
     for start, count in request["steps"]:
+        steps = found[-1].steps
         at = sum(n for _, n in steps)
         if start > at:
             steps = _of_another(requests[:index], tokens[:start])
-        steps = truncated(steps, start)
-        steps.append((start, count))
-    return truncated(steps, len(tokens) - 1)
+        if steps and start <= steps[-1][0]:  # before the last step: not drafts that were refused
+            found.append(Pass(truncated(steps, start), at))
+        else:
+            found[-1] = found[-1]._replace(steps=truncated(steps, start))
+        found[-1].steps.append((start, count))
+    last = found[-1]
+    return [*found[:-1], last._replace(steps=truncated(last.steps, len(tokens) - 1))]
+
+
+def history(requests: Sequence[Request], index: int) -> list[Step]:
+    """Steps that computed what the cache holds of the request at its end."""
+    return passes(requests, index)[-1].steps
 
 
 def truncated(steps: Sequence[Step], length: int) -> list[Step]:
@@ -58,16 +75,16 @@ def _of_another(earlier: Sequence[Request], tokens: list[int]) -> list[Step]:
 
 @torch.inference_mode()
 def log_probabilities(
-    model: Any, request: Request, steps: Sequence[Step], *, packed: bool = True
+    model: Any, request: Request, computed: Sequence[Pass], *, packed: bool = True
 ) -> Tensor:
     """Of every token that could follow, float64 [answer's tokens, vocabulary]."""
     tokens = torch.tensor([request["prompt"] + request["answer"]], device=model.device)
-    cache = QuantMLACache.from_config(model.config) if packed else DynamicCache()
-    first = len(request["prompt"]) - 1
-    rows = []
-    for start, count in steps:
-        logits = model(tokens[:, start : start + count], past_key_values=cache).logits[0]
-        rows += [logits[i] for i in range(count) if start + i >= first]
+    first, rows = len(request["prompt"]) - 1, []
+    for steps, begin in computed:
+        cache = QuantMLACache.from_config(model.config) if packed else DynamicCache()
+        for start, count in steps:
+            logits = model(tokens[:, start : start + count], past_key_values=cache).logits[0]
+            rows += [logits[i] for i in range(count) if start + i >= max(first, begin)]
     return torch.stack(rows).double().log_softmax(-1).cpu()
 
 
@@ -78,18 +95,20 @@ def compare(checkpoint: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any
     requests = found["requests"]
     cases: dict[str, list[dict[str, Tensor]]] = {}
     for i, request in enumerate(requests):
-        line = differences(models, request, history(requests, i))
+        line = differences(models, request, passes(requests, i))
         cases.setdefault(request["case"], []).append(line)
+    plain = [line for case, lines in cases.items() if case not in READ_OTHERWISE for line in lines]
     for case, lines in cases.items():
-        line = {"case": case, "requests": len(lines), **_together(lines)}
+        together = _together(lines, lines if case in READ_OTHERWISE else plain)
+        line = {"case": case, "requests": len(lines), **together}
         yield line | {"fault": fault(line)}
 
 
 def differences(
-    models: tuple[Any, Any], request: Request, steps: Sequence[Step]
+    models: tuple[Any, Any], request: Request, computed: Sequence[Pass]
 ) -> dict[str, Tensor]:
     """Of one request, by token of its answer; `models` are in float32 and in bfloat16."""
-    exact, rounded = (log_probabilities(model, request, steps) for model in models)
+    exact, rounded = (log_probabilities(model, request, computed) for model in models)
     answer = torch.tensor(request["answer"])[:, None]
     wanted = exact.gather(1, answer)[:, 0]
     served = torch.tensor(request["logprobs"], dtype=torch.float64)
@@ -99,15 +118,17 @@ def differences(
         "lead": exact.amax(1) - wanted,  # 0 where the answer is the reference's own
     }
     if request["case"] in READ_OTHERWISE:
-        plain = log_probabilities(models[0], request, steps, packed=False)
+        plain = log_probabilities(models[0], request, computed, packed=False)
         found["rounding"] += (plain.gather(1, answer)[:, 0] - wanted).abs()
     return found
 
 
-def _together(lines: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-    engine, rounding, lead = (
-        torch.cat([line[name] for line in lines]) for name in ("engine", "rounding", "lead")
-    )
+def _together(
+    lines: Sequence[Mapping[str, Tensor]], rounded: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Any]:
+    """A case in numbers; what is allowed comes from the rounding seen in all of `rounded`."""
+    engine, lead = (torch.cat([line[name] for line in lines]) for name in ("engine", "lead"))
+    rounding = torch.cat([line["rounding"] for line in rounded])
     return {
         "tokens": len(lead),
         "other_tokens": int((lead > 0).sum()),

@@ -11,6 +11,7 @@ from answers_reference import (
     fault,
     history,
     log_probabilities,
+    passes,
     truncated,
 )
 
@@ -25,9 +26,20 @@ def request(name, prompt, answer, steps):
 
 
 def test_steps_of_a_request_that_was_preempted():
+    """Its first tokens came from the first pass, the others from the second."""
     steps = [(0, 3), (3, 1), (4, 1), (0, 2), (2, 4), (6, 1)]
-    found = history([request("a", [1, 2, 3], [4, 5, 6, 7, 8], steps)], 0)
-    assert found == [(0, 2), (2, 4), (6, 1)]
+    asked = [request("a", [1, 2, 3], [4, 5, 6, 7, 8], steps)]
+    first, second = passes(asked, 0)
+    assert first == ([(0, 3), (3, 1), (4, 1)], 0)
+    assert second == ([(0, 2), (2, 4), (6, 1)], 5)
+    assert history(asked, 0) == second.steps
+
+
+def test_a_request_that_resumes_from_its_own_pages():
+    steps = [(0, 4), (4, 1), (5, 1), (2, 4), (6, 1)]
+    first, second = passes([request("a", [1, 2, 3, 4], [4, 5, 6, 7], steps)], 0)
+    assert first == ([(0, 4), (4, 1), (5, 1)], 0)
+    assert second == ([(0, 2), (2, 4), (6, 1)], 6)
 
 
 def test_steps_of_drafts_that_were_refused():
@@ -70,11 +82,13 @@ def line(models, steps, fmt):
     config = models[1].config
     kept = config.quantmla_config
     config.quantmla_config = kept | {"format": fmt.to_json()}
-    served = log_probabilities(models[1], asked, history([asked], 0))
+    computed = passes([asked], 0)
+    served = log_probabilities(models[1], asked, computed)
     config.quantmla_config = kept
     answer = torch.tensor(asked["answer"])[:, None]
     asked["logprobs"] = served.gather(1, answer)[:, 0].tolist()
-    return _together([differences(models, asked, history([asked], 0))])
+    lines = [differences(models, asked, computed)]
+    return _together(lines, lines)
 
 
 @pytest.mark.slow
