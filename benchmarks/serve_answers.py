@@ -10,8 +10,8 @@ transformers and QuantMLACache, in float32 and in bfloat16.
 
 Tolerance: the two precisions of transformers differ by rounding alone, so they say how much the
 rounding of a bfloat16 engine can do. vLLM's log-probabilities must be as near to the float32
-ones, by a factor of 2. A greedy token may be another one only where the float32 model prefers its
-own by less than that.
+ones: within 2 times in the mean (rms) of a case, within 4 times at its worst token. A greedy token
+may be another one only where the float32 model prefers its own by less than the latter.
 """
 
 import argparse

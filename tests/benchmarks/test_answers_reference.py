@@ -110,5 +110,5 @@ def test_an_engine_without_a_window_or_sinks_has_one(models, change):
 
 def test_an_unlikely_token_is_a_fault():
     fine = {"rms": 0.1, "rms_allowed": 0.2, "worst": 0.3, "worst_allowed": 0.4}
-    assert fault(fine | {"largest_lead": 0.8}) is None
-    assert "less likely" in fault(fine | {"largest_lead": 0.81})
+    assert fault(fine | {"largest_lead": 0.4}) is None
+    assert "less likely" in fault(fine | {"largest_lead": 0.41})
