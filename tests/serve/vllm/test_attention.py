@@ -37,6 +37,26 @@ def test_prompts_in_chunks_and_mixed_batches(engine, fmt):
     assert e.prefilled > 800
 
 
+@pytest.mark.parametrize("workspace", [128, 320])
+def test_r36_context_larger_than_the_workspace_is_read_in_parts(engine, workspace):
+    """Contexts of different lengths, so that some end before the last part."""
+    e = engine(chunk=256)
+    e.builders[0].chunked_prefill_workspace_size = workspace
+    e.pool.add("a", prompt(600), 2)
+    for i in range(2):
+        e.pool.add(f"{i}", prompt(300 + i, i), 2)
+    e.run()
+    assert e.worst < 1e-5
+
+
+def test_without_prefix_caching(engine):
+    e = engine(chunk=256, caching=False)
+    e.pool.add("a", prompt(300), 20)
+    e.pool.add("b", prompt(300), 20)
+    e.run()
+    assert not any(e.hits.values())
+
+
 @pytest.mark.parametrize("chunk", [1, 63, 64, 127, 300])
 def test_any_chunk_size_gives_the_same_pages(engine, chunk):
     """Bytes are compared page by page in `_check_pages`."""

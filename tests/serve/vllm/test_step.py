@@ -6,6 +6,7 @@ from quantmla.serve.vllm.pool import pool_layout
 from quantmla.serve.vllm.step import (
     context_tokens,
     kept_only,
+    locate_decodes,
     locate_tokens,
     sink_pages,
     window_starts,
@@ -25,6 +26,15 @@ def test_r30_rows_without_a_slot_belong_to_no_sequence():
     assert tokens.sequence_T.tolist() == [0, 0, 0, 1, -1, -1]
     assert tokens.position_T.tolist()[:4] == [7, 8, 9, 0]
     assert {x.dtype for x in tokens} == {torch.int32}
+
+
+def test_one_row_each_is_a_special_case():
+    lengths, rows = ints(7, 300, 0), torch.arange(3, dtype=torch.int32)
+    slots = torch.tensor([12, 0, -1])
+    quick = locate_decodes(lengths, slots, rows)
+    slow = locate_tokens(rows + 1, lengths, slots, rows)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(quick, slow, strict=True))
+    assert quick.position_T.tolist()[:2] == [6, 299]
 
 
 def test_null_pages_hold_nothing():

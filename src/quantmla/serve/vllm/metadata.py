@@ -26,6 +26,7 @@ from quantmla.serve.vllm.pool import MAX_DRAFTS
 from quantmla.serve.vllm.step import (
     context_tokens,
     kept_only,
+    locate_decodes,
     locate_tokens,
     sink_pages,
     window_starts,
@@ -92,9 +93,12 @@ class PackedBuilder(MLACommonMetadataBuilder):
         common = common_attn_metadata
         metadata = super().build(common_prefix_len, common, fast_build)
         count = common.num_actual_tokens
-        ends = common.query_start_loc[1 : common.num_reqs + 1]
-        lengths = common.seq_lens[: common.num_reqs]
-        found = locate_tokens(ends, lengths, common.slot_mapping[:count], self.rows[:count])
+        lengths, slots = common.seq_lens[: common.num_reqs], common.slot_mapping[:count]
+        if common.max_query_len == 1 and count == common.num_reqs:
+            found = locate_decodes(lengths, slots, self.rows[:count])
+        else:
+            ends = common.query_start_loc[1 : common.num_reqs + 1]
+            found = locate_tokens(ends, lengths, slots, self.rows[:count])
         for kept, new in zip(self.tokens, found, strict=True):
             kept[:count].copy_(new)
         metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
@@ -135,6 +139,7 @@ class WindowBuilder(AttentionMetadataBuilder):
         self.layout = vllm_config.compilation_config.static_forward_context[layer_names[0]].layout
         most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
         self.sinks, self.starts = torch.zeros((2, most), dtype=torch.int32, device=device)
+        self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
 
     def build(
         self,
@@ -144,10 +149,11 @@ class WindowBuilder(AttentionMetadataBuilder):
     ) -> WindowMetadata:
         common, count = common_attn_metadata, common_attn_metadata.num_reqs
         table = common.block_table_tensor
-        start = common.query_start_loc
-        context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
         self.sinks[:count].copy_(sink_pages(table))
-        self.starts[:count].copy_(window_starts(context, table, self.layout))
+        if self.reuses_prefixes:  # else no window is ever lost
+            start = common.query_start_loc
+            context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
+            self.starts[:count].copy_(window_starts(context, table, self.layout))
         if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
             table = kept_only(table)
         return WindowMetadata(table, self.sinks[:count], self.starts[:count])

@@ -23,6 +23,11 @@ def locate_tokens(ends_B: Tensor, lengths_B: Tensor, slots_T: Tensor, row_T: Ten
     return Tokens(torch.where(slots_T >= 0, sequence, -1), position)
 
 
+def locate_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor) -> Tokens:
+    """The same where every sequence has one row."""
+    return Tokens(torch.where(slots_T >= 0, row_T, -1), lengths_B - 1)
+
+
 def sink_pages(table_BW: Tensor) -> Tensor:
     """First window page of every sequence, or -1: its first tokens have no bf16 rows."""
     first = table_BW[:, 0]
