@@ -4,7 +4,8 @@ A trial's replacements change the kernels' source text, so that the sources carr
 """
 
 from dataclasses import dataclass
-from hopper_trace import STAMPS
+
+from hopper_trace import SOFTMAX, STAMPS
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,12 @@ NO_SCORES = (
 )
 NO_VALUES = ("    value_page(at, stage, prepared, turn % 2, o);\n", "")
 NO_SOFTMAX = (
-    "    }\n    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n",
+    "    }\n" + SOFTMAX,
     "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
 NO_PREPARING = (
-    "    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);\n",
+    "    for (u32 first = 0; first < 10; first += 4) "
+    "prepare_groups(stage, prepared, lane, first, shift);\n",
     "",
 )
 NO_WINDOW = (

@@ -78,9 +78,11 @@ class Buffers(NamedTuple):
 
 
 def aligned(x: Tensor) -> Tensor:
-    """The same values in rows that start at multiples of 16 bytes, copied only where they do not."""
+    """The same values in rows that start at multiples of 16 bytes, copied where they do not."""
     fits = x.stride(-1) == 1 and not any(stride % 8 for stride in x.stride()[:-1])
-    return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    if fits and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:

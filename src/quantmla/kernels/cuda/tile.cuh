@@ -94,13 +94,8 @@ struct Place {  // of a thread
 };
 
 // Descriptor of a B operand: steps between 8 values of k, and between 8 columns, in 16 bytes.
-#ifdef SWAP_STRIDES
-#define STEPS (8u << 16)
-#define OTHER_STEP HEADS
-#else
 #define STEPS ((u32)HEADS << 16)
 #define OTHER_STEP 8
-#endif
 DEVICE u32 descriptor(u32 address) { return address >> 4 | STEPS; }
 DEVICE u64 operand(u32 descriptor_low, u32 tile) { return join(descriptor_low + tile * (TILE / 16), OTHER_STEP); }
 DEVICE u64 query_tile(u32 tile) { return operand(descriptor(SHARED_BASE + AT_QUERY), tile); }
