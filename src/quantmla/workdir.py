@@ -69,11 +69,15 @@ def mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """The file, whole or not at all."""
     part = path.with_name(path.name + UNFINISHED)
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def empty_workdir(workdir: Path) -> None:

@@ -1,7 +1,7 @@
 """What a cache error does to attention, and why: one module for each study.
 
-A layer study has `measure(layer, protocol, generator)`, called once for each captured attention, and
-`summarize(layers, protocol)` of what it returned for all of them. A model study has
+A layer study has `measure(layer, protocol, generator)`, called once for each captured attention,
+and `summarize(layers, protocol)` of what it returned for all of them. A model study has
 `measure(model, protocol)` and runs after the layers. All return what JSON can hold. To add one:
 write the module, add its line here.
 """

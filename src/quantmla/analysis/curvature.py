@@ -8,10 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quantmla.analysis.linear import Linear, vjp
+from quantmla.analysis.linear import Linear, at_once, vjp
 from quantmla.mla.attention import absorb_queries
-
-PROBE_BYTES = 2**28  # of one [K, N, S, T] tensor; so many probes go through at once
 
 
 class Diagonal(NamedTuple):
@@ -24,10 +22,10 @@ class Diagonal(NamedTuple):
 def probed_diagonal(at: Linear, probes: int, generator: torch.Generator) -> Diagonal:
     """Mean of (J^T r)^2 over Rademacher vectors r of the output: unbiased."""
     size = at.p_NST[0].shape[0] * at.weights.w_o_DNV.shape[0]
-    at_once = max(1, PROBE_BYTES // (at.p_NST.numel() * at.p_NST.element_size()))
+    chunk = at_once(at)
     content, rope = torch.zeros_like(at.x.latent_TR), torch.zeros_like(at.x.k_rope_TE)
-    for start in range(0, probes, at_once):
-        count = min(at_once, probes - start)
+    for start in range(0, probes, chunk):
+        count = min(chunk, probes - start)
         bits = torch.randint(0, 2, (count, size), generator=generator, device=generator.device)
         signs = (2 * bits - 1).to(at.p_NST).unflatten(-1, (at.p_NST.shape[1], -1))
         latent_KTR, key_KTE = vjp(at, signs)

@@ -28,6 +28,14 @@ class Linear:
         return self.p_NST @ self.value_NTV
 
 
+DIRECTION_BYTES = 2**28  # of one [K, N, S, T] tensor
+
+
+def at_once(at: Linear) -> int:
+    """Directions or probes whose scores fit in memory together."""
+    return max(1, DIRECTION_BYTES // (at.p_NST.numel() * at.p_NST.element_size()))
+
+
 def linearize(weights: MlaWeights, x: Inputs, softmax_scale: float) -> Linear:
     """The expansion point; `x.latent_TR` has kv_a_layernorm's weight in it."""
     tokens = len(x.latent_TR)

@@ -23,7 +23,7 @@ class Protocol:
     confidence: float = 0.95
 
     def direction_format(self) -> CacheFormat:
-        """The quantiser whose errors are studied: the published one at 4 bits, nothing protected."""
+        """Whose errors are studied: the published quantiser at 4 bits, nothing protected."""
         return paper_format("c4r4").unprotected()
 
 

@@ -21,8 +21,8 @@ from quantmla.progress import Report
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.roundtrip import read_content, read_rope
 
-Path_ = Literal["content", "rope"]
-PATHS: tuple[Path_, ...] = get_args(Path_)
+CachePath = Literal["content", "rope"]
+PATHS: tuple[CachePath, ...] = get_args(CachePath)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +79,16 @@ class ModelSubject:
     report: Report
 
 
-def cached(x: Inputs, path: Path_) -> Tensor:
+def cached(x: Inputs, path: CachePath) -> Tensor:
     return x.latent_TR if path == "content" else x.k_rope_TE
 
 
-def with_cached(x: Inputs, path: Path_, rows: Tensor) -> Inputs:
+def with_cached(x: Inputs, path: CachePath, rows: Tensor) -> Inputs:
     """The inputs with one of the two cached paths replaced."""
     return x._replace(**{"latent_TR" if path == "content" else "k_rope_TE": rows})
 
 
-def quantiser_error(rows: Tensor, path: Path_, fmt: CacheFormat) -> Tensor:
+def quantiser_error(rows: Tensor, path: CachePath, fmt: CacheFormat) -> Tensor:
     """What a reader gets minus what was cached, for `path`; [..., T, R] or [..., T, E]."""
     return (read_content if path == "content" else read_rope)(rows, fmt) - rows
 
