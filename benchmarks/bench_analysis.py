@@ -1,10 +1,10 @@
 """Times the studies of one attention of DeepSeek-V2-Lite's shape, random weights and activations.
 
-    python benchmarks/bench_analysis.py [--out FILE] [--device cuda] [--preset paper] [--shape NAME]
+    python benchmarks/bench_analysis.py [--out FILE] [--device cuda] [--preset paper] [--shape S]
 
-Rows: shape, preset, study, sequences, tokens, seconds, peak_gib. The amounts are the preset's own, for
-two texts; time does not depend on what the numbers are. The activations start on the CPU, as after a
-real capture, and are moved first (study "move").
+Rows: shape, preset, study, sequences, tokens, seconds, peak_gib. Amounts are the preset's own, for
+two texts; time does not depend on what the numbers are. The activations start on the CPU, as after
+a real capture, and are moved first (study "move").
 """
 
 import argparse

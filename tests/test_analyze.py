@@ -22,6 +22,7 @@ from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.recipe import AnalysisRequest
 
 Tiny = Callable[[str], Path]
+TIMES = ("seconds", "cpu_seconds", "layer_seconds", "layer_cpu_seconds")
 SMALL = Protocol(
     draws=1, sequences=2, length=70, batch_size=2, group_size=16, repetitions=2, resamples=20
 )
@@ -40,7 +41,7 @@ def request(model: Path, out: Path, text: Path, **changes: Any) -> AnalysisReque
 def timeless(found: Any) -> Any:
     """Without what depends on the machine's speed."""
     if isinstance(found, dict):
-        kept = {k: v for k, v in found.items() if k not in ("seconds", "layer_seconds")}
+        kept = {k: v for k, v in found.items() if k not in TIMES}
         return {key: timeless(value) for key, value in kept.items()}
     return [timeless(entry) for entry in found] if isinstance(found, list) else found
 
@@ -181,7 +182,7 @@ def test_what_cannot_be_meant_is_refused_before_work(
 def test_a_text_that_is_too_short_is_named(tiny_model: Tiny, tmp_path: Path):
     text = tmp_path / "note.txt"
     text.write_text("x" * 130)
-    with pytest.raises(UsageError, match="text note.txt: .* 130 tokens, but 140 are needed"):
+    with pytest.raises(UsageError, match=r"text note\.txt: .* 130 tokens, but 140 are needed"):
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "out", text), progress=False)
 
 

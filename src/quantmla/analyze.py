@@ -103,7 +103,7 @@ def _finished(path: Path) -> Found:
 
 def _layer(run: AnalysisRun, captured: CapturedSite, report: Report) -> Found:
     """Every layer study of one attention."""
-    began = time.perf_counter()
+    began = time.perf_counter(), time.process_time()
     site, capture = captured
     device = torch.device(run.device)
     parts = (capture.unit_latent_BSR, capture.k_rope_BSE, capture.q_content_BSNP)
@@ -125,7 +125,9 @@ def _layer(run: AnalysisRun, captured: CapturedSite, report: Report) -> Found:
             f"out of memory in {name} of {site.prefix}: use --device cpu, or --preset quick"
         ) from error
     report(f"layer {site.cache_index} studies", len(run.of_layers), len(run.of_layers))
-    return found | {"seconds": time.perf_counter() - began}
+    found["seconds"] = time.perf_counter() - began[0]
+    found["cpu_seconds"] = time.process_time() - began[1]
+    return found
 
 
 def generator(seed: int, layer: int, study: str, device: torch.device) -> torch.Generator:
@@ -176,6 +178,7 @@ def _report(run: AnalysisRun, layers: Sequence[Found], of_model: Found) -> Found
             "machine": platform.machine(),
             "cpu_threads": torch.get_num_threads(),
             "layer_seconds": sum(layer["seconds"] for layer in layers),
+            "layer_cpu_seconds": sum(layer["cpu_seconds"] for layer in layers),
         },
         "model": run.request.model,
         "model_sha256": run.source.digest(),
