@@ -104,8 +104,8 @@ def identity(found: Found) -> str:
     of = found["summary"]["gain"]
     head = ("path", "A, median", "range", "O / G, median", "range")
     return table(head, rows) + (
-        f"\n\nG = T A + O holds to {of['largest']['identity_error']:.0e} of G, with O from H e by a "
-        "vector-Jacobian product; first order and finite gains have a rank correlation of "
+        f"\n\nG = T A + O holds to {of['largest']['identity_error']:.0e} of G, with O from H e by "
+        "a vector-Jacobian product; first order and finite gains have a rank correlation of "
         f"{of['first_order_spearman']:.4f}."
     )
 

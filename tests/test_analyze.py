@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from quantmla import analyze as stage
 from quantmla.analysis import LAYER_STUDIES
 from quantmla.analysis.protocol import PRESETS, Protocol
+from quantmla.analysis.subject import ModelSubject
 from quantmla.analyze import analyze, generator
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
@@ -83,6 +86,28 @@ def test_families_with_more_or_fewer_attentions_than_layers(
     assert len(set(indices)) == len(indices) > 0
     assert set(found["summary"]) == {"matched_error", "bound"}
     assert found["predictor_spearman"] is None
+
+
+def test_what_quantize_wrote_is_studied_in_its_own_coordinates(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path
+):
+    model, fused = tiny_model("deepseek_v3"), tmp_path / "fused"
+    argv = ["quantize", str(model), "-o", str(fused), "--text", str(short_text), "--quiet"]
+    argv += ["--num-sequences", "2", "--sequence-length", "128", "--device", "cpu"]
+    found = []
+    for method in ("rtn", "smoothquant"):
+        assert main([*argv, "--method", method, "--overwrite"]) == 0
+        only = {"studies": ("matched_error",), "overwrite": True}
+        for folder in (model, fused):
+            analyze(request(folder, tmp_path / "out", short_text, **only), progress=False)
+            found.append(
+                [layer["matched_error"]["content"] for layer in read(tmp_path / "out")["layers"]]
+            )
+    original, as_it_is, again, scaled = found
+    # the identity was folded; float32 weights are stored as they were
+    assert as_it_is == pytest.approx(original, rel=1e-4)
+    assert original == again
+    assert scaled != pytest.approx(original, rel=1e-2)
 
 
 def test_r46_an_interrupted_run_goes_on_to_the_same_figures(
@@ -197,8 +222,6 @@ def test_folders_that_cannot_be_meant(tiny_model: Tiny, short_text: Path, tmp_pa
 def test_a_model_without_a_rope_path_is_refused(
     tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from dataclasses import replace
-
     from quantmla.arch.adapter import Adapter
 
     real = Adapter.geometry
@@ -227,6 +250,34 @@ def test_a_damaged_layer_is_named(
     )
     with pytest.raises(QuantMLAError, match=r"layer_0001.json is damaged"):
         analyze(again, progress=False)
+
+
+def test_a_study_of_the_model_runs_once_after_the_layers_and_may_write_files(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake, seen = types.ModuleType("fake_study"), []
+
+    def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
+        seen.append((len(model.layers), model.budget, [name for name, _ in model.texts]))
+        return {"plan": protocol.length}
+
+    fake.measure, fake.files = measure, lambda result: {"plan.txt": str(result["plan"])}
+    monkeypatch.setitem(sys.modules, "fake_study", fake)
+    monkeypatch.setitem(stage.MODEL_STUDIES, "fake", "fake_study")
+    given = {"studies": ("bound", "fake"), "budget": 256.0}
+    asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, **given)
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "_report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            analyze(asked, progress=False)
+    analyze(replace(asked, resume=True), progress=False)
+    assert seen == [(2, 256.0, [short_text.name] * 2)]
+    assert read(tmp_path / "out")["model_studies"] == {"fake": {"plan": 70}}
+    assert (tmp_path / "out" / "plan.txt").read_text() == "70"
 
 
 def test_random_numbers_are_those_of_seed_layer_and_study():
