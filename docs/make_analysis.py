@@ -68,7 +68,9 @@ def matched(found: Found) -> str:
     of = found["summary"]["matched_error"]
     cells = (f"{of['content']:.3f}", f"{of['rope']:.3f}", f"**{of['ratio']:.2f}**")
     rows.append(["model", *cells, span(of["interval"])])
-    return table(("layer", "content", "rope", "rope / content", "95 % interval"), rows)
+    words = f"The median layer's ratio is {of['median_layer_ratio']:.2f}."
+    head = ("layer", "content", "rope", "rope / content", "95 % interval")
+    return f"{table(head, rows)}\n\n{words}"
 
 
 def predictor(found: Found) -> str:

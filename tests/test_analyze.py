@@ -232,8 +232,13 @@ def test_a_model_without_a_rope_path_is_refused(
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "o", short_text), progress=False)
 
 
+@pytest.mark.parametrize("content", ["", "7", "[]", '{"prefix": "x"}'])
 def test_a_damaged_layer_is_named(
-    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str,
+    tiny_model: Tiny,
+    short_text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",))
 
@@ -244,7 +249,7 @@ def test_a_damaged_layer_is_named(
         patched.setattr(stage, "_report", stop)
         with pytest.raises(KeyboardInterrupt):
             analyze(asked, progress=False)
-    (tmp_path / "out.work" / "layer_0001.json").write_text("[]")
+    (tmp_path / "out.work" / "layer_0001.json").write_text(content)
     again = request(
         tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",), resume=True
     )
