@@ -257,7 +257,7 @@ def test_a_damaged_layer_is_named(
         analyze(again, progress=False)
 
 
-def test_a_study_of_the_model_runs_once_after_the_layers_and_may_write_files(
+def test_a_study_of_the_model_runs_once_after_the_layers(
     tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fake, seen = types.ModuleType("fake_study"), []
@@ -266,7 +266,7 @@ def test_a_study_of_the_model_runs_once_after_the_layers_and_may_write_files(
         seen.append((len(model.layers), model.budget, [name for name, _ in model.texts]))
         return {"plan": protocol.length}
 
-    fake.measure, fake.files = measure, lambda result: {"plan.txt": str(result["plan"])}
+    fake.measure = measure
     monkeypatch.setitem(sys.modules, "fake_study", fake)
     monkeypatch.setitem(stage.MODEL_STUDIES, "fake", "fake_study")
     given = {"studies": ("bound", "fake"), "budget": 256.0}
@@ -282,7 +282,6 @@ def test_a_study_of_the_model_runs_once_after_the_layers_and_may_write_files(
     analyze(replace(asked, resume=True), progress=False)
     assert seen == [(2, 256.0, [short_text.name] * 2)]
     assert read(tmp_path / "out")["model_studies"] == {"fake": {"plan": 70}}
-    assert (tmp_path / "out" / "plan.txt").read_text() == "70"
 
 
 def test_random_numbers_are_those_of_seed_layer_and_study():

@@ -52,9 +52,6 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
             layers = _layers(run, progress)
             found = _report(run, layers, _model_studies(run, layers, progress))
             out.parent.mkdir(parents=True, exist_ok=True)
-            for name, result in found["model_studies"].items():
-                for file, text in _study(name).files(result).items():
-                    write_whole(out.with_name(file), text.encode())
             write_whole(out, as_text(found).encode())
             empty_workdir(run.work)
     except KeyboardInterrupt:

@@ -2,9 +2,8 @@
 
 A layer study has `measure(layer, protocol, generator)`, called once for each captured attention,
 and `summarize(layers, protocol)` of what it returned for all of them. A model study has
-`measure(model, protocol)`, which runs after the layers, and `files(result)`: texts by name that are
-written beside analysis.json. Studies return what JSON can hold. To add one: write the module, add
-its line here.
+`measure(model, protocol)` and runs after the layers. All return what JSON can hold. To add one:
+write the module, add its line here.
 """
 
 LAYER_STUDIES = {
