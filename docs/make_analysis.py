@@ -173,7 +173,12 @@ def centring(found: Found) -> str:
         cells += ["", *(f"**{of[what][name]:.1f}**" for name in ("centred", "banded"))]
     rows.append(["model", f"{of['page_mean_share']:.0%}", *cells])
     head = ("layer", "energy in page means", "score error, plain", "÷ centred", "÷ with bands")
-    return table((*head, "output error, plain", "÷ centred", "÷ with bands"), rows)
+    words = (
+        "Rank correlation over layers of the share in page means with the score error's fall: "
+        f"{of['share_gain_spearman']:.2f}."
+    )
+    body = table((*head, "output error, plain", "÷ centred", "÷ with bands"), rows)
+    return f"{body}\n\n{words}"
 
 
 def response_figure(layers: Sequence[Found]) -> str:

@@ -263,13 +263,13 @@ def test_a_study_of_the_model_runs_once_after_the_layers(
     fake, seen = types.ModuleType("fake_study"), []
 
     def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
-        seen.append((len(model.layers), model.budget, [name for name, _ in model.texts]))
+        seen.append((len(model.layers), [name for name, _ in model.texts]))
         return {"plan": protocol.length}
 
-    fake.measure = measure
+    fake.measure, fake.check = measure, lambda run: None
     monkeypatch.setitem(sys.modules, "fake_study", fake)
     monkeypatch.setitem(stage.MODEL_STUDIES, "fake", "fake_study")
-    given = {"studies": ("bound", "fake"), "budget": 256.0}
+    given = {"studies": ("bound", "fake")}
     asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, **given)
 
     def stop(*args: Any) -> None:
@@ -280,7 +280,7 @@ def test_a_study_of_the_model_runs_once_after_the_layers(
         with pytest.raises(KeyboardInterrupt):
             analyze(asked, progress=False)
     analyze(replace(asked, resume=True), progress=False)
-    assert seen == [(2, 256.0, [short_text.name] * 2)]
+    assert seen == [(2, [short_text.name] * 2)]
     assert read(tmp_path / "out")["model_studies"] == {"fake": {"plan": 70}}
 
 
