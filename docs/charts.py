@@ -158,8 +158,9 @@ def heat_map(title: str, rows: Sequence[Sequence[float]], labels: tuple[str, str
     for r, row in enumerate(rows):
         y = TOP + 20 * r
         parts.append(_text(LEFT - 6, y + 14, str(r), 'text-anchor="end"'))
+        shape = f"h{wide:.1f}v19h-{wide:.1f}z"
         squares = "".join(
-            f'<path d="M{LEFT + wide * c:.1f} {y}h{wide:.1f}v19h-{wide:.1f}z" opacity="{value:.2f}"/>'
+            f'<path d="M{LEFT + wide * c:.1f} {y}{shape}" opacity="{value:.2f}"/>'
             for c, value in enumerate(row)
         )
         parts.append(f'<g class="heat">{squares}</g>')
