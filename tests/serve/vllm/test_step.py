@@ -8,7 +8,6 @@ from quantmla.serve.vllm.step import (
     kept_only,
     locate_decodes,
     locate_tokens,
-    sink_pages,
     window_starts,
 )
 
@@ -39,7 +38,6 @@ def test_one_row_each_is_a_special_case():
 
 def test_null_pages_hold_nothing():
     table = torch.tensor([[0, 4, 0], [3, 0, 9]], dtype=torch.int32)
-    assert sink_pages(table).tolist() == [-1, 3]
     assert kept_only(table).tolist() == [[-1, 4, -1], [3, -1, 9]]
 
 

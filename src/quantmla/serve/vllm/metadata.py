@@ -28,7 +28,6 @@ from quantmla.serve.vllm.step import (
     kept_only,
     locate_decodes,
     locate_tokens,
-    sink_pages,
     window_starts,
 )
 from quantmla.serve.vllm.warmup import describe, warm_up
@@ -52,11 +51,11 @@ class PackedMetadata(MLACommonMetadata):
 
 @dataclass
 class WindowMetadata(AttentionMetadata):
-    """Where the bf16 rows of every sequence lie."""
+    """Where the bf16 rows of every sequence lie; its first window page is never given back."""
 
     table: Tensor
     sink_pages: Tensor
-    starts: Tensor
+    starts: Tensor  # see step.window_starts
 
 
 class PackedBuilder(MLACommonMetadataBuilder):
@@ -138,7 +137,7 @@ class WindowBuilder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.layout = vllm_config.compilation_config.static_forward_context[layer_names[0]].layout
         most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
-        self.sinks, self.starts = torch.zeros((2, most), dtype=torch.int32, device=device)
+        self.starts = torch.zeros(most, dtype=torch.int32, device=device)
         self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
 
     def build(
@@ -149,14 +148,13 @@ class WindowBuilder(AttentionMetadataBuilder):
     ) -> WindowMetadata:
         common, count = common_attn_metadata, common_attn_metadata.num_reqs
         table = common.block_table_tensor
-        self.sinks[:count].copy_(sink_pages(table))
         if self.reuses_prefixes:  # else no window is ever lost
             start = common.query_start_loc
             context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
             self.starts[:count].copy_(window_starts(context, table, self.layout))
         if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
             table = kept_only(table)
-        return WindowMetadata(table, self.sinks[:count], self.starts[:count])
+        return WindowMetadata(table, table[:, 0], self.starts[:count])
 
 
 __all__ = ["PackedBuilder", "PackedMetadata", "WindowBuilder", "WindowMetadata"]

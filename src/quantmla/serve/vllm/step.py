@@ -28,12 +28,6 @@ def locate_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor) -> Tokens:
     return Tokens(torch.where(slots_T >= 0, row_T, -1), lengths_B - 1)
 
 
-def sink_pages(table_BW: Tensor) -> Tensor:
-    """First window page of every sequence, or -1: its first tokens have no bf16 rows."""
-    first = table_BW[:, 0]
-    return torch.where(first == NULL_PAGE, -1, first)
-
-
 def kept_only(table_BW: Tensor) -> Tensor:
     """The table with -1 for pages that hold nothing: rows that go there are dropped."""
     return torch.where(table_BW == NULL_PAGE, -1, table_BW)
