@@ -144,6 +144,7 @@ def test_drafts_are_verified_in_one_step(engine, drafts):
     e.run()
     assert all(r.num_output_tokens == 60 for r in got)
     assert e.taken > 10, "hardly a draft was right"
+    assert e.prefilled == sum(r.num_prompt_tokens for r in got), "a decode was read as a prompt"
 
 
 def test_a_long_answer_moves_through_the_pool(engine):

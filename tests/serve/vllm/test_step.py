@@ -8,6 +8,7 @@ from quantmla.serve.vllm.step import (
     kept_only,
     locate_decodes,
     locate_tokens,
+    pad_queries,
     window_starts,
 )
 
@@ -25,6 +26,15 @@ def test_r30_rows_without_a_slot_belong_to_no_sequence():
     assert tokens.sequence_T.tolist() == [0, 0, 0, 1, -1, -1]
     assert tokens.position_T.tolist()[:4] == [7, 8, 9, 0]
     assert {x.dtype for x in tokens} == {torch.int32}
+
+
+def test_queries_of_different_lengths_end_together():
+    starts, ends = ints(0, 1, 4), ints(1, 4, 6)
+    sequence = ints(0, 1, 1, 1, 2, 2)
+    padding = pad_queries(starts, ends, sequence, 3)
+    assert padding.row_BS.tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
+    assert padding.row_BS.flatten()[padding.query_T].tolist() == [0, 1, 2, 3, 4, 5]
+    assert padding.query_T.tolist() == [2, 3, 4, 5, 7, 8]
 
 
 def test_one_row_each_is_a_special_case():

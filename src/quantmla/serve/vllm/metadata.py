@@ -24,10 +24,12 @@ from quantmla.serve.vllm.engine import (
 )
 from quantmla.serve.vllm.pool import MAX_DRAFTS
 from quantmla.serve.vllm.step import (
+    Padding,
     context_tokens,
     kept_only,
     locate_decodes,
     locate_tokens,
+    pad_queries,
     window_starts,
 )
 from quantmla.serve.vllm.warmup import describe, warm_up
@@ -42,6 +44,7 @@ class PackedMetadata(MLACommonMetadata):
     block_table: Tensor | None = None
     lengths: Tensor | None = None  # with the step's tokens
     tokens: Tokens | None = None  # of the step
+    padding: Padding | None = None  # of decodes, where their query lengths differ
     context_lengths: Tensor | None = None  # of prefills: tokens before the step
     context_tokens: list[Tokens] = field(default_factory=list)  # by chunk of context
 
@@ -59,10 +62,10 @@ class WindowMetadata(AttentionMetadata):
 
 
 class PackedBuilder(MLACommonMetadataBuilder):
-    """Decodes of one query length go to the decode kernel, all other queries are prefills."""
+    """Queries of up to 1 + drafts tokens go to the decode kernel, longer ones are prefills."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
-    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.UNIFORM
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
 
     def __init__(
         self,
@@ -102,9 +105,22 @@ class PackedBuilder(MLACommonMetadataBuilder):
             kept[:count].copy_(new)
         metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
         metadata.block_table, metadata.lengths = common.block_table_tensor, lengths
+        self._pad_decodes(metadata, common)
         if metadata.prefill is not None and metadata.prefill.chunked_context is not None:
             self._add_context(metadata, common)
         return metadata
+
+    def _pad_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
+        """Nothing to do where all have the same length, as in every captured step."""
+        count, rows = metadata.num_decodes, metadata.num_decode_tokens
+        if count == rows:
+            return
+        longest = int(common.query_start_loc_cpu[: count + 1].diff().max())
+        if count * longest != rows:
+            start = common.query_start_loc
+            assert metadata.tokens is not None
+            sequences = metadata.tokens.sequence_T[:rows]
+            metadata.padding = pad_queries(start[:count], start[1 : count + 1], sequences, longest)
 
     def _add_context(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         first, start = metadata.num_decodes, common.query_start_loc
