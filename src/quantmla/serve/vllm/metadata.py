@@ -81,10 +81,9 @@ class PackedBuilder(MLACommonMetadataBuilder):
         self.rows = torch.arange(most_rows, dtype=torch.int32, device=device)
         layers = vllm_config.compilation_config.static_forward_context
         layout = layers[layer_names[0]].window.layout
-        logger.info_once(
-            describe(layout, vllm_config.cache_config.num_gpu_blocks, len(layer_names))
-        )
-        warm_up(layout, self.num_heads, most, device)
+        kernels = warm_up(layout, self.num_heads, most, device)
+        pages = vllm_config.cache_config.num_gpu_blocks
+        logger.info_once(f"{describe(layout, pages, len(layer_names))}; {kernels}")
 
     def build(
         self,
@@ -171,6 +170,3 @@ class WindowBuilder(AttentionMetadataBuilder):
         if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
             table = kept_only(table)
         return WindowMetadata(table, table[:, 0], self.starts[:count])
-
-
-__all__ = ["PackedBuilder", "PackedMetadata", "WindowBuilder", "WindowMetadata"]
