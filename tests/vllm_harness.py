@@ -217,7 +217,7 @@ class Engine:
         }
         self.pool = Pool(config, specs, num_pages)
         groups = [group.kv_cache_spec for group in self.pool.kv.kv_cache_groups]
-        raw = torch.full((num_pages * self.layout.page_bytes,), -1, dtype=torch.int8)
+        self.raw = raw = torch.full((num_pages * self.layout.page_bytes,), -1, dtype=torch.int8)
         with set_current_vllm_config(config):
             for layer, backend, spec in zip(
                 (self.layer, self.window), (QuantMLABackend, WindowBackend), groups, strict=True
@@ -400,7 +400,11 @@ class Engine:
         return seen
 
     def _check_pages(self, names, counts, done) -> None:
-        """Pages that this step completed hold their own tokens' bytes, however these arrived."""
+        """Pages that this step completed hold their own tokens' bytes, however these arrived.
+
+        And the page that stands for none is as it was (R-31).
+        """
+        assert (self.raw[: self.layout.page_bytes] == -1).all()
         size = self.layout.fmt.page_size
         for name in names:
             sequence, end = self.sequences[name], done[name] + counts[name]

@@ -6,6 +6,7 @@ stdout, progress and errors to stderr. Exit codes: 0 done, 1 error, 2 usage, 3 u
 """
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -15,7 +16,6 @@ from pathlib import Path
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
 from quantmla.errors import QuantMLAError, UsageError, require
-from quantmla.faults import disk_is_full, system_fault
 
 INTERRUPTED = 130
 UNSUPPORTED = 3
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
     _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
-    _serve_flags(add("serve", _serve, "Serve what quantize wrote with vLLM."))
+    _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 
@@ -57,12 +57,13 @@ def _inspect_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _estimate_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
-    add("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
-    add("--context", type=positive, default=131_072, help="tokens per request")
-    add("--batch", type=positive, default=1, help="requests (default: 1)")
-    add("--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB")
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
+    parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
+    parser.add_argument("--context", type=positive, default=131_072, help="tokens per request")
+    parser.add_argument("--batch", type=positive, default=1, help="requests (default: 1)")
+    parser.add_argument(
+        "--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB"
+    )
     _json_flag(parser)
 
 
@@ -107,12 +108,18 @@ def _eval_flags(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the rows, with versions, to FILE")
 
 
-def _serve_flags(parser: argparse.ArgumentParser) -> None:
+def _analyze_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--print", action="store_true", help="print the vllm command and stop")
-    add("output", metavar="OUT", help="what quantize wrote: a folder or a hub id")
-    rest = "arguments of `vllm serve`, as they are"
-    add("vllm_args", metavar="VLLM_ARG", nargs=argparse.REMAINDER, help=rest)
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("-o", "--output", metavar="DIR", required=True, help="folder for analysis.json")
+    add("--preset", default="default", help="default, paper or quick (how much is measured)")
+    add("--studies", type=names, metavar="A,B", help="only these, such as gain,bound")
+    add("--text", action="append", metavar="FILE", help="a text; may be given more than once")
+    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--resume", action="store_true", help="go on after the last finished layer")
+    add("--overwrite", action="store_true", help="replace DIR/analysis.json if it exists")
+    _json_flag(parser)
+    add("--quiet", action="store_true", help="no progress on stderr")
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -217,11 +224,22 @@ def _eval(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(args: argparse.Namespace) -> int:
-    from quantmla.serving import serve
+def _analyze(args: argparse.Namespace) -> int:
+    from quantmla import present
+    from quantmla.analyze import analyze
+    from quantmla.recipe import AnalysisRequest
 
-    rest = [argument for argument in args.vllm_args if argument != "--print"]
-    serve(args.output, rest, only_print=args.print or len(rest) < len(args.vllm_args))
+    request = AnalysisRequest(
+        model=args.model,
+        output=args.output,
+        preset=args.preset,
+        studies=args.studies or (),
+        texts=tuple(args.text or ()),
+        device=args.device or "auto",
+        resume=args.resume,
+        overwrite=args.overwrite,
+    )
+    present.show(analyze(request, progress=not args.quiet), as_json=args.json)
     return 0
 
 
@@ -230,6 +248,12 @@ def _doctor(args: argparse.Namespace) -> int:
 
     present.show(doctor.diagnose(), as_json=args.json)
     return 0
+
+
+def _disk_is_full(error: Exception) -> bool:
+    """safetensors and torch report a full disk as errors of their own, with the system's words."""
+    code = error.errno if isinstance(error, OSError) else None
+    return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -251,9 +275,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if not isinstance(error, OSError) and not disk_is_full(error):
+        if not isinstance(error, OSError) and not _disk_is_full(error):
             raise
-        return _fail(system_fault(error), 1)
+        return _fail(_system_fault(error), 1)
+
+
+def _system_fault(error: Exception) -> str:
+    """What the system refused, and where; no fault of ours."""
+    full = _disk_is_full(error)
+    reason = "no space left on device" if full else getattr(error, "strerror", None) or str(error)
+    place = getattr(error, "filename", None)
+    return f"{reason}: {place}" if place else reason
 
 
 def _fail(message: str, code: int) -> int:

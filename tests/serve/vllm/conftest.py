@@ -18,7 +18,8 @@ def attend(q, k, v, scale: float, causal: bool):
 def merge(output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None, **_):
     """vLLM's merge_attn_states; queries without any key in the prefix have lse -inf there."""
     lse = torch.logaddexp(prefix_lse, suffix_lse)
-    for_prefix, for_suffix = ((x - lse).exp().T[..., None] for x in (prefix_lse, suffix_lse))
+    weights = ((x - lse).exp().nan_to_num() for x in (prefix_lse, suffix_lse))
+    for_prefix, for_suffix = (w.T[..., None] for w in weights)
     output.copy_(prefix_output * for_prefix + suffix_output * for_suffix)
     if output_lse is not None:
         output_lse.copy_(lse)

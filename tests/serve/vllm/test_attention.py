@@ -30,20 +30,40 @@ def outputs(engine, name):
 @pytest.mark.parametrize("fmt", ["c4r4", "c2r4", "c8r8"])
 def test_prompts_in_chunks_and_mixed_batches(engine, fmt):
     e = engine(fmt, chunk=256)
-    for i, (length, new) in enumerate([(700, 20), (300, 90), (5, 70), (63, 2), (64, 2), (65, 2)]):
+    for i, (length, new) in enumerate([(500, 12), (300, 40), (5, 70), (63, 2), (64, 2), (65, 2)]):
         e.pool.add(f"{i}", prompt(length, i), new)
     e.run()
-    assert e.decoded > 150
-    assert e.prefilled > 900
+    assert e.decoded > 110
+    assert e.prefilled > 800
+
+
+@pytest.mark.parametrize("workspace", [128, 320])
+def test_r36_context_larger_than_the_workspace_is_read_in_parts(engine, workspace):
+    """Contexts of different lengths, so that some end before the last part."""
+    e = engine(chunk=256)
+    e.builders[0].chunked_prefill_workspace_size = workspace
+    e.pool.add("a", prompt(600), 2)
+    for i in range(2):
+        e.pool.add(f"{i}", prompt(300 + i, i), 2)
+    e.run()
+    assert e.worst < 1e-5
+
+
+def test_without_prefix_caching(engine):
+    e = engine(chunk=256, caching=False)
+    e.pool.add("a", prompt(300), 20)
+    e.pool.add("b", prompt(300), 20)
+    e.run()
+    assert not any(e.hits.values())
 
 
 @pytest.mark.parametrize("chunk", [1, 63, 64, 127, 300])
 def test_any_chunk_size_gives_the_same_pages(engine, chunk):
     """Bytes are compared page by page in `_check_pages`."""
     e = engine(chunk=320, long_prefill_token_threshold=chunk)
-    e.pool.add("a", prompt(333), 8)
+    e.pool.add("a", prompt(270), 3)
     e.run()
-    assert sorted(e.outputs["a"]) == list(range(340))
+    assert sorted(e.outputs["a"]) == list(range(272))
 
 
 def test_a_second_turn_reads_what_the_first_one_left(engine):
@@ -90,16 +110,13 @@ def test_what_follows_a_shortened_hit_sees_its_window_in_bf16(engine):
     assert torch.equal(last, again)  # the border no longer matters
 
 
-def test_preempted_requests_resume(engine):
-    e = engine(pages=58, chunk=256, max_len=1024)
-    requests = [e.pool.add(f"{i}", prompt(300, i), 300) for i in range(3)]
+def test_a_preempted_request_resumes_on_the_pages_that_are_left(engine):
+    e = engine(pages=44, chunk=128, max_len=512)
+    requests = [e.pool.add("a", prompt(370), 100), e.pool.add("b", prompt(370, 1), 120)]
     e.run()
-    assert sum(r.num_preemptions for r in requests) > 0
-    alone = engine(pages=200, chunk=256, max_len=1024)
-    for i in range(3):
-        alone.pool.add(f"{i}", prompt(300, i), 300)
-        alone.run()
-    assert all(r.num_output_tokens == 300 for r in requests)
+    assert [r.num_preemptions for r in requests] == [0, 1]
+    assert [r.num_output_tokens for r in requests] == [100, 120]
+    assert e.hits["b"] >= 64
 
 
 @pytest.mark.parametrize("drafts", [1, 3, 7])
@@ -109,7 +126,7 @@ def test_drafts_are_verified_in_one_step(engine, drafts):
     A page that a draft completes is packed again when the right token comes: bytes are compared.
     """
     plain = engine(chunk=256)
-    wanted = [plain.pool.add(f"{i}", prompt(90 + 50 * i, i), 150) for i in range(3)]
+    wanted = [plain.pool.add(f"{i}", prompt(90 + 50 * i, i), 60) for i in range(3)]
     plain.run()
     e = engine(chunk=256, drafts=drafts)
     says = {f"{i}": list(r.output_token_ids) for i, r in enumerate(wanted)}
@@ -123,16 +140,17 @@ def test_drafts_are_verified_in_one_step(engine, drafts):
         return right[: int(torch.randint(drafts + 1, (), generator=generator))]
 
     e.draft = draft
-    got = [e.pool.add(f"{i}", prompt(90 + 50 * i, i), 150) for i in range(3)]
+    got = [e.pool.add(f"{i}", prompt(90 + 50 * i, i), 60) for i in range(3)]
     e.run()
-    assert all(r.num_output_tokens == 150 for r in got)
-    assert e.taken > 150 * drafts / 8, "hardly a draft was right"
+    assert all(r.num_output_tokens == 60 for r in got)
+    assert e.taken > 10, "hardly a draft was right"
+    assert e.prefilled == sum(r.num_prompt_tokens for r in got), "a decode was read as a prompt"
 
 
 def test_a_long_answer_moves_through_the_pool(engine):
     """Window pages are freed behind it, sinks stay, evicted pages are used again."""
     e = engine(pages=46, chunk=128, max_len=1024)
-    e.pool.add("a", prompt(100), 700)
+    e.pool.add("a", prompt(100), 400)
     held = []
     while e.pool.scheduler.has_unfinished_requests():
         e.step()

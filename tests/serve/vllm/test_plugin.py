@@ -34,7 +34,7 @@ def test_the_extra_and_the_tests_mean_the_release_that_the_plugin_is_for(cpu_vll
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert extras["vllm"] == [f"vllm=={RELEASES[0]}.*"]
+    assert extras["vllm"][0].startswith(f"vllm=={vllm.__version__};")
 
 
 def test_r19_a_vllm_without_a_name_costs_one_line_of_the_log(monkeypatch, caplog):

@@ -3,6 +3,7 @@
 DeepSeek-V2-Lite's cache: 27 layers, a latent of 512 and a rope key of 64.
 """
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +85,13 @@ def test_r34_two_groups_share_one_pool(pool, fmt, size):
     assert [len(group.layer_names) for group in made.kv.kv_cache_groups] == [LAYERS, LAYERS]
     assert sum(t.size for t in made.kv.kv_cache_tensors) == 500 * LAYERS * made.layout.page_bytes
     assert made.scheduler.block_size == 64
+
+
+def test_specs_travel_between_processes(pool):
+    for group in pool(500).kv.kv_cache_groups:
+        spec = group.kv_cache_spec
+        again = pickle.loads(pickle.dumps(spec))
+        assert (type(again), again) == (type(spec), spec)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -6,8 +6,9 @@ from quantmla.serve.vllm.pool import pool_layout
 from quantmla.serve.vllm.step import (
     context_tokens,
     kept_only,
+    locate_decodes,
     locate_tokens,
-    sink_pages,
+    pad_queries,
     window_starts,
 )
 
@@ -27,9 +28,26 @@ def test_r30_rows_without_a_slot_belong_to_no_sequence():
     assert {x.dtype for x in tokens} == {torch.int32}
 
 
+def test_queries_of_different_lengths_end_together():
+    starts, ends = ints(0, 1, 4), ints(1, 4, 6)
+    sequence = ints(0, 1, 1, 1, 2, 2)
+    padding = pad_queries(starts, ends, sequence, 3)
+    assert padding.row_BS.tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
+    assert padding.row_BS.flatten()[padding.query_T].tolist() == [0, 1, 2, 3, 4, 5]
+    assert padding.query_T.tolist() == [2, 3, 4, 5, 7, 8]
+
+
+def test_one_row_each_is_a_special_case():
+    lengths, rows = ints(7, 300, 0), torch.arange(3, dtype=torch.int32)
+    slots = torch.tensor([12, 0, -1])
+    quick = locate_decodes(lengths, slots, rows)
+    slow = locate_tokens(rows + 1, lengths, slots, rows)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(quick, slow, strict=True))
+    assert quick.position_T.tolist()[:2] == [6, 299]
+
+
 def test_null_pages_hold_nothing():
     table = torch.tensor([[0, 4, 0], [3, 0, 9]], dtype=torch.int32)
-    assert sink_pages(table).tolist() == [-1, 3]
     assert kept_only(table).tolist() == [[-1, 4, -1], [3, -1, 9]]
 
 

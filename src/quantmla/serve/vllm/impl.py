@@ -87,18 +87,25 @@ class QuantMLAImpl(MLACommonImpl):
         attn_metadata: PackedMetadata,
         layer: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The last tokens of every decode, all of one query length, over its whole cache."""
+        """The last tokens of every decode over its whole cache, drafts under verification too.
+
+        All queries of a sequence read packed what the last of them does: a token that is packed
+        as this step ends is read packed a few tokens early.
+        """
         metadata = self._metadata()
         assert metadata is not None
-        parts = q if isinstance(q, tuple) else q.split((self.kv_lora_rank, q.shape[-1]), dim=-1)
-        batch = attn_metadata.num_decodes
-        latent, rope = (x.unflatten(0, (batch, -1)) for x in parts)
+        assert isinstance(q, tuple), "queries are joined for fp8 and context parallelism only"
+        batch, padding = attn_metadata.num_decodes, attn_metadata.padding
+        latent, rope = (
+            x.unflatten(0, (batch, -1)) if padding is None else x[padding.row_BS] for x in q
+        )
         assert attn_metadata.decode is not None
         view = self._view(
             kv_c_and_k_pe_cache, metadata, slice(batch), attn_metadata.decode.seq_lens
         )
         result = api.decode(api.DecodeQuery(latent, rope, self.scale), view)
-        return result.out_BSNR.flatten(0, 1), result.lse_BSN.flatten(0, 1)
+        out, lse = result.out_BSNR.flatten(0, 1), result.lse_BSN.flatten(0, 1)
+        return (out, lse) if padding is None else (out[padding.query_T], lse[padding.query_T])
 
     def _compute_prefill_context(
         self, q: Tensor, kv_c_and_k_pe_cache: Tensor, attn_metadata: PackedMetadata, k_scale: Tensor

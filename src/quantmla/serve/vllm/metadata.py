@@ -24,10 +24,12 @@ from quantmla.serve.vllm.engine import (
 )
 from quantmla.serve.vllm.pool import MAX_DRAFTS
 from quantmla.serve.vllm.step import (
+    Padding,
     context_tokens,
     kept_only,
+    locate_decodes,
     locate_tokens,
-    sink_pages,
+    pad_queries,
     window_starts,
 )
 from quantmla.serve.vllm.warmup import describe, warm_up
@@ -42,6 +44,7 @@ class PackedMetadata(MLACommonMetadata):
     block_table: Tensor | None = None
     lengths: Tensor | None = None  # with the step's tokens
     tokens: Tokens | None = None  # of the step
+    padding: Padding | None = None  # of decodes, where their query lengths differ
     context_lengths: Tensor | None = None  # of prefills: tokens before the step
     context_tokens: list[Tokens] = field(default_factory=list)  # by chunk of context
 
@@ -51,18 +54,18 @@ class PackedMetadata(MLACommonMetadata):
 
 @dataclass
 class WindowMetadata(AttentionMetadata):
-    """Where the bf16 rows of every sequence lie."""
+    """Where the bf16 rows of every sequence lie; its first window page is never given back."""
 
     table: Tensor
     sink_pages: Tensor
-    starts: Tensor
+    starts: Tensor  # see step.window_starts
 
 
 class PackedBuilder(MLACommonMetadataBuilder):
-    """Decodes of one query length go to the decode kernel, all other queries are prefills."""
+    """Queries of up to 1 + drafts tokens go to the decode kernel, longer ones are prefills."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
-    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.UNIFORM
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
 
     def __init__(
         self,
@@ -78,10 +81,9 @@ class PackedBuilder(MLACommonMetadataBuilder):
         self.rows = torch.arange(most_rows, dtype=torch.int32, device=device)
         layers = vllm_config.compilation_config.static_forward_context
         layout = layers[layer_names[0]].window.layout
-        logger.info_once(
-            describe(layout, vllm_config.cache_config.num_gpu_blocks, len(layer_names))
-        )
-        warm_up(layout, self.num_heads, most, device)
+        kernels = warm_up(layout, self.num_heads, most, device)
+        pages = vllm_config.cache_config.num_gpu_blocks
+        logger.info_once(f"{describe(layout, pages, len(layer_names))}; {kernels}")
 
     def build(
         self,
@@ -92,16 +94,32 @@ class PackedBuilder(MLACommonMetadataBuilder):
         common = common_attn_metadata
         metadata = super().build(common_prefix_len, common, fast_build)
         count = common.num_actual_tokens
-        ends = common.query_start_loc[1 : common.num_reqs + 1]
-        lengths = common.seq_lens[: common.num_reqs]
-        found = locate_tokens(ends, lengths, common.slot_mapping[:count], self.rows[:count])
+        lengths, slots = common.seq_lens[: common.num_reqs], common.slot_mapping[:count]
+        if common.max_query_len == 1 and count == common.num_reqs:
+            found = locate_decodes(lengths, slots, self.rows[:count])
+        else:
+            ends = common.query_start_loc[1 : common.num_reqs + 1]
+            found = locate_tokens(ends, lengths, slots, self.rows[:count])
         for kept, new in zip(self.tokens, found, strict=True):
             kept[:count].copy_(new)
         metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
         metadata.block_table, metadata.lengths = common.block_table_tensor, lengths
+        self._pad_decodes(metadata, common)
         if metadata.prefill is not None and metadata.prefill.chunked_context is not None:
             self._add_context(metadata, common)
         return metadata
+
+    def _pad_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
+        """Nothing to do where all have the same length, as in every captured step."""
+        count, rows = metadata.num_decodes, metadata.num_decode_tokens
+        if count == rows:
+            return
+        longest = int(common.query_start_loc_cpu[: count + 1].diff().max())
+        if count * longest != rows:
+            start = common.query_start_loc
+            assert metadata.tokens is not None
+            sequences = metadata.tokens.sequence_T[:rows]
+            metadata.padding = pad_queries(start[:count], start[1 : count + 1], sequences, longest)
 
     def _add_context(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         first, start = metadata.num_decodes, common.query_start_loc
@@ -134,7 +152,8 @@ class WindowBuilder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.layout = vllm_config.compilation_config.static_forward_context[layer_names[0]].layout
         most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
-        self.sinks, self.starts = torch.zeros((2, most), dtype=torch.int32, device=device)
+        self.starts = torch.zeros(most, dtype=torch.int32, device=device)
+        self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
 
     def build(
         self,
@@ -144,13 +163,10 @@ class WindowBuilder(AttentionMetadataBuilder):
     ) -> WindowMetadata:
         common, count = common_attn_metadata, common_attn_metadata.num_reqs
         table = common.block_table_tensor
-        start = common.query_start_loc
-        context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
-        self.sinks[:count].copy_(sink_pages(table))
-        self.starts[:count].copy_(window_starts(context, table, self.layout))
+        if self.reuses_prefixes:  # else no window is ever lost
+            start = common.query_start_loc
+            context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
+            self.starts[:count].copy_(window_starts(context, table, self.layout))
         if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
             table = kept_only(table)
-        return WindowMetadata(table, self.sinks[:count], self.starts[:count])
-
-
-__all__ = ["PackedBuilder", "PackedMetadata", "WindowBuilder", "WindowMetadata"]
+        return WindowMetadata(table, table[:, 0], self.starts[:count])

@@ -3,6 +3,8 @@
 B sequences of the step, T token rows, W entries of a window table, M tokens of a window page.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -23,10 +25,28 @@ def locate_tokens(ends_B: Tensor, lengths_B: Tensor, slots_T: Tensor, row_T: Ten
     return Tokens(torch.where(slots_T >= 0, sequence, -1), position)
 
 
-def sink_pages(table_BW: Tensor) -> Tensor:
-    """First window page of every sequence, or -1: its first tokens have no bf16 rows."""
-    first = table_BW[:, 0]
-    return torch.where(first == NULL_PAGE, -1, first)
+def locate_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor) -> Tokens:
+    """The same where every sequence has one row."""
+    return Tokens(torch.where(slots_T >= 0, row_T, -1), lengths_B - 1)
+
+
+class Padding(NamedTuple):
+    """Decodes of different query lengths side by side: the kernel's queries are the last S tokens.
+
+    Rows before a sequence's own ones are made up, and what they give is not read.
+    """
+
+    row_BS: Tensor  # which row each query is
+    query_T: Tensor  # where each row's result is, among B * S
+
+
+def pad_queries(starts_B: Tensor, ends_B: Tensor, sequence_T: Tensor, longest: int) -> Padding:
+    """`starts_B` and `ends_B` bound each sequence's rows; S is `longest`."""
+    row_BS = ends_B[:, None] - longest + torch.arange(longest, device=ends_B.device)
+    row_BS = torch.maximum(row_BS, starts_B[:, None])
+    row_T = torch.arange(len(sequence_T), device=ends_B.device)
+    query_T = (sequence_T + 1) * longest - ends_B[sequence_T] + row_T
+    return Padding(row_BS, query_T)
 
 
 def kept_only(table_BW: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError, require
+from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.serve.settings import CONFIG_KEY, cache_settings
 from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
 from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
@@ -171,6 +171,3 @@ def require_interleaved(rotary: Any) -> None:
         "the model's rotary embedding is not of interleaved pairs, which is not supported in vLLM",
         UnsupportedModel,
     )
-
-
-__all__ = ["QuantMLAError", "require_interleaved", "served_layout", "why_not"]

@@ -50,9 +50,8 @@ def warm_up(layout: PoolLayout, num_heads: int, most_rows: int, device: torch.de
     view = scratch_view(layout, device)
     channels = layout.kv_lora_rank + layout.qk_rope_head_dim
     q = torch.zeros(1, 1, num_heads, channels, dtype=torch.bfloat16, device=device)
-    query = api.DecodeQuery(
-        *q.split((layout.kv_lora_rank, layout.qk_rope_head_dim), dim=-1), softmax_scale=1.0
-    )
+    latent, rope = q.split((layout.kv_lora_rank, layout.qk_rope_head_dim), dim=-1)
+    query = api.DecodeQuery(latent, rope, 1.0)
     api.decode(query, view)
     for count in (2**i for i in range(most_rows.bit_length())):
         rows, tokens = _rows(count, layout, device)
