@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantmla.errors import UnsupportedModel, UsageError
-from quantmla.estimate import Workload, estimate, num_cached_layers, parse_size, request_bytes
+from quantmla.estimate import Workload, cached_layers, estimate, parse_size, request_bytes
 from quantmla.quant.format import CacheFormat, parse_format
 
 C4R4 = parse_format("c4r4")
@@ -38,13 +38,13 @@ def test_c2r4_is_six_times_smaller():
 
 
 def test_r27_longcat_has_two_attentions_per_layer():
-    assert num_cached_layers(LONGCAT_FLASH) == 56
+    assert cached_layers(LONGCAT_FLASH) == list(range(56))
 
 
 def test_r27_kimi_linear_caches_its_full_attention_layers_only():
-    assert num_cached_layers(KIMI_LINEAR) == 7
+    assert cached_layers(KIMI_LINEAR) == [3, 7, 11, 15, 19, 23, 26]
     with pytest.raises(UnsupportedModel, match="full_attn_layers"):
-        num_cached_layers({**KIMI_LINEAR, "linear_attn_config": None})
+        cached_layers({**KIMI_LINEAR, "linear_attn_config": None})
 
 
 def test_budget_and_concurrency():

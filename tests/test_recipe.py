@@ -51,7 +51,7 @@ def test_format_fields_reach_the_cache_format():
     ("data", "words"),
     [
         ({"modle": {}}, ["'modle'", "model, calibration, format"]),
-        ({"format": {"bits": 4}}, ["'format.bits'", "name, group_size"]),
+        ({"format": {"bits": 4}}, ["'format.bits'", "name, rope_centring"]),
         ({"calibration": {"num_sequences": 0}}, ["'calibration.num_sequences'", "0", "greater"]),
         ({"calibration": {"seed": "x"}}, ["'calibration.seed'", "'x'", "integer"]),
         ({"format": {"name": "c5r4"}}, ["'c5r4'", "c4r4"]),

@@ -92,7 +92,7 @@ def _inspect_flags(parser: argparse.ArgumentParser) -> None:
 
 def _estimate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
-    parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
+    parser.add_argument("--format", help="such as c2r4 (default: as recorded, else c4r4)")
     parser.add_argument("--context", type=_positive, default=131_072, help="tokens per request")
     parser.add_argument("--batch", type=_positive, default=1, help="requests (default: 1)")
     parser.add_argument(
@@ -154,12 +154,12 @@ def _inspect(args: argparse.Namespace) -> int:
 def _estimate(args: argparse.Namespace) -> int:
     from quantmla import present
     from quantmla.checkpoint.locate import read_config
-    from quantmla.estimate import Workload, estimate, parse_size
-    from quantmla.quant.format import parse_format
+    from quantmla.estimate import Workload, chosen_format, estimate, parse_size
 
     budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)
     load = Workload(context=args.context, batch=args.batch, budget=budget)
-    result = estimate(read_config(args.model), parse_format(args.format), load)
+    config = read_config(args.model)
+    result = estimate(config, chosen_format(config, args.model, args.format), load)
     present.show(result.to_json(), as_json=args.json)
     return 0
 
@@ -180,6 +180,7 @@ def _quantize(args: argparse.Namespace) -> int:
             "model.id": args.model,
             "output.folder": args.output,
             "format.name": args.format,
+            "format.layers": None if args.format is None else {},  # one format for all
             "transform.method": args.method,
             "calibration.text": args.text,
             "calibration.num_sequences": args.num_sequences,
