@@ -115,6 +115,7 @@ def _analyze_flags(parser: argparse.ArgumentParser) -> None:
     add("--preset", default="default", help="default, paper or quick (how much is measured)")
     add("--studies", type=names, metavar="A,B", help="only these, such as gain,bound")
     add("--text", action="append", metavar="FILE", help="a text; may be given more than once")
+    add("--budget", type=float, metavar="N", help="bytes per token: also plan bits by layer")
     add("--device", metavar="D", help=DEVICE_HELP)
     add("--resume", action="store_true", help="go on after the last finished layer")
     add("--overwrite", action="store_true", help="replace DIR/analysis.json if it exists")
@@ -236,6 +237,7 @@ def _analyze(args: argparse.Namespace) -> int:
         preset=args.preset,
         studies=args.studies or (),
         texts=tuple(args.text or ()),
+        budget=args.budget,
         device=args.device or "auto",
         resume=args.resume,
         overwrite=args.overwrite,

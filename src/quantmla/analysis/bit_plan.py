@@ -44,10 +44,7 @@ class BitPlan:
 
 
 def layer_choices(costs: Costs, geometry: MlaGeometry) -> tuple[Choice, ...]:
-    """Every pair of measured widths, cheapest in bytes first; 16 bits cost nothing.
-
-    What another pair betters or equals in both bytes and cost is left out.
-    """
+    """Every pair of measured widths, fewest bytes first; 16 bits cost nothing."""
     widths = {
         path: sorted({bits for name, bits in costs if name == path} | {BITS[-1]})
         for path in ("content", "rope")
@@ -58,11 +55,16 @@ def layer_choices(costs: Costs, geometry: MlaGeometry) -> tuple[Choice, ...]:
         page = layout_for(geometry, parse_format(name, page_size=PAGE_TOKENS)).page_bytes
         cost = costs.get(("content", content), 0.0) + costs.get(("rope", rope), 0.0)
         every.append(Choice(name, page, cost))
+    return tuple(sorted(every, key=lambda c: (c.page_bytes, c.cost)))
+
+
+def _undominated(layer: Sequence[Choice]) -> list[Choice]:
+    """Without those that another betters or equals in bytes and in cost; fewest bytes first."""
     kept: list[Choice] = []
-    for choice in sorted(every, key=lambda c: (c.page_bytes, c.cost)):
+    for choice in sorted(layer, key=lambda c: (c.page_bytes, c.cost)):
         if not kept or choice.cost < kept[-1].cost:
             kept.append(choice)
-    return tuple(kept)
+    return kept
 
 
 def plan_bits(choices: Mapping[int, Sequence[Choice]], bytes_per_token: float) -> BitPlan:
@@ -85,7 +87,8 @@ def plan_bits(choices: Mapping[int, Sequence[Choice]], bytes_per_token: float) -
         UsageError,
     )
     most = sum(max(c.page_bytes for c in layer) for layer in choices.values())
-    return _least_cost(choices, unit, min(room, most // unit))
+    useful = {index: _undominated(layer) for index, layer in choices.items()}
+    return _least_cost(useful, unit, min(room, most // unit))
 
 
 def _least_cost(choices: Mapping[int, Sequence[Choice]], unit: int, room: int) -> BitPlan:
@@ -103,12 +106,22 @@ def _least_cost(choices: Mapping[int, Sequence[Choice]], unit: int, room: int) -
         taken.append(picked)
         best = now
     formats, left, pages = {}, room, 0
-    for (index, layer), picked in zip(reversed(choices.items()), reversed(taken), strict=True):
-        choice = layer[picked[left]]
+    for index, picked in zip(reversed(list(choices)), reversed(taken), strict=True):
+        choice = choices[index][picked[left]]
         formats[index] = choice.format
         pages += choice.page_bytes
         left -= choice.page_bytes // unit
     return BitPlan(formats=dict(sorted(formats.items())), page_bytes=pages, cost=best[room])
+
+
+def uniform_plan(choices: Mapping[int, Sequence[Choice]], name: str) -> BitPlan:
+    """One format for all layers, with its bytes and cost by the same model."""
+    every = [next(c for c in layer if c.format == name) for layer in choices.values()]
+    return BitPlan(
+        formats=dict.fromkeys(sorted(choices), name),
+        page_bytes=sum(choice.page_bytes for choice in every),
+        cost=sum(choice.cost for choice in every),
+    )
 
 
 def costs_by_layer(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[tuple[str, int], float]]:

@@ -1,6 +1,7 @@
 """What `quantmla analyze` works on: everything that can be refused is refused here."""
 
 import hashlib
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
     adapter.check(source)
     texts = tuple((Path(name).name, read_text(name)) for name in request.texts)
     texts = texts or packaged_texts()
-    return AnalysisRun(
+    run = AnalysisRun(
         request=request,
         protocol=protocol,
         studies=request.studies or known,
@@ -82,6 +83,14 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
         tokens_BS=_tokens(source, texts, protocol),
         work=work,
     )
+    require(
+        request.budget is None or "sensitivity" in run.studies,
+        "a budget needs the study sensitivity: add it to --studies",
+        UsageError,
+    )
+    for name in run.of_model:
+        importlib.import_module(MODEL_STUDIES[name]).check(run)
+    return run
 
 
 def _work_folder(request: AnalysisRequest) -> Path:
