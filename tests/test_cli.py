@@ -120,12 +120,18 @@ def test_quantize_passes_a_recipe(calls, capsys):
 def test_flags_override_the_recipe(calls, tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(
-        yaml.safe_dump({"model": {"id": "a/b"}, "format": {"name": "c2r4", "sinks": 1}})
+        yaml.safe_dump(
+            {
+                "model": {"id": "a/b"},
+                "format": {"name": "c2r4", "sinks": 1, "layers": {0: "c4r4"}},
+            }
+        )
     )
     argv = ["quantize", "-o", "out", "--recipe", str(path), "--format", "c8r8"]
     assert main([*argv, "--dry-run", "--overwrite", "--quiet", "--json"]) == 0
     ((_, (recipe,), flags),) = calls.made
     assert (recipe.model.id, recipe.format.name, recipe.format.sinks) == ("a/b", "c8r8", 1)
+    assert recipe.format.layers == {}  # one format was asked for, for all
     assert flags == {"resume": False, "dry_run": True, "overwrite": True, "progress": False}
 
 
