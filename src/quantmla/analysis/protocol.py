@@ -14,6 +14,7 @@ class Protocol:
     length: int = 512  # tokens
     seed: int = 0
     batch_size: int = 8  # sequences that run through attention at once
+    group_size: int = 64  # content channels that share a scale in the errors that are studied
     matched_nmse: float = 0.01  # of the cache, in the matched-error study
     local_nmse: float = 1e-3  # of the cache, in the gain study
     points: int = 1  # sequences of each cell that the studies of the derivative look at
@@ -24,7 +25,7 @@ class Protocol:
 
     def direction_format(self) -> CacheFormat:
         """Whose errors are studied: the published quantiser at 4 bits, nothing protected."""
-        return paper_format("c4r4").unprotected()
+        return paper_format("c4r4", group_size=self.group_size).unprotected()
 
 
 PRESETS = {
