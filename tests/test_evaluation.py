@@ -255,8 +255,7 @@ def test_a_mixed_folder_is_measured_in_its_own_formats_and_so_are_the_others(
 ):
     out, recipe = tmp_path / "out", tmp_path / "recipe.yaml"
     recipe.write_text(
-        "format: {sinks: 2, recent: 64, layers: {0: c2r4}}\n"
-        "transform: {method: rtn}\n"
+        "format: {sinks: 2, recent: 64, layers: {0: c2r4}}\ntransform: {method: rtn}\n"
     )
     argv = ["quantize", str(tiny_model("deepseek_v3")), "-o", str(out), "--quiet"]
     assert main([*argv, "--recipe", str(recipe), "--text", str(short_text)]) == 0

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
+from quantmla.analysis.bit_plan import recipe_format
 from quantmla.analysis.inputs import FILE_NAME, AnalysisRun, fingerprint, open_run
 from quantmla.analysis.report import as_text
 from quantmla.analysis.subject import ModelSubject, StudyLayer
@@ -72,7 +73,7 @@ def _plan_recipe(request: AnalysisRequest, plan: Mapping[str, Any]) -> Recipe:
         {
             "model": {"id": request.model},
             "calibration": {"text": text},
-            "format": plan["format"],
+            "format": recipe_format({int(i): name for i, name in plan["formats"].items()}),
         }
     )
 

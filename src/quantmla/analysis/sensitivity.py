@@ -52,7 +52,7 @@ Fits = Mapping[int, Mapping[int, LayerTransform]]  # by width, then by cache ind
 
 def check(run: AnalysisRun) -> None:
     """UsageError, before any work, for a text that is too short or a budget that none can keep."""
-    _windows(run.source, run.texts[0][1], run.protocol)
+    sensitivity_windows(run.source, run.texts[0][1], run.protocol)
     budget = run.request.budget
     if budget is not None:
         geometry = run.adapter.geometry(run.source.config)
@@ -62,7 +62,7 @@ def check(run: AnalysisRun) -> None:
 
 def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
     """Costs by layer, path and bits; with a budget also the plan, measured on the same windows."""
-    tokens = _windows(model.source, model.texts[0][1], protocol)
+    tokens = sensitivity_windows(model.source, model.texts[0][1], protocol)
     fits = {bits: _fit(model, tokens, bits) for bits in LEARNED}
     base = load_model(model.source.path, torch.float32).to(model.device)
     windows = [row[None] for row in tokens.held_out_BS[HELD_OUT_WINDOWS:]]
@@ -70,7 +70,7 @@ def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
     costs: list[dict[str, Any]] = []
     for done, index in enumerate(indices):
         model.report("sensitivity by layer", done, len(indices))
-        costs += _layer_costs(base, fits, windows, index, model.workdir)
+        costs += layer_costs(base, fits, windows, index, model.workdir)
     model.report("sensitivity by layer", len(indices), len(indices))
     geometry = model.adapter.geometry(model.source.config)
     choices = {i: layer_choices(c, geometry) for i, c in costs_by_layer(costs).items()}
@@ -87,7 +87,7 @@ def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
     }
 
 
-def _windows(source: TensorSource, text: str, protocol: Protocol) -> CalibrationTokens:
+def sensitivity_windows(source: TensorSource, text: str, protocol: Protocol) -> CalibrationTokens:
     """Windows to learn from; and others, the first HELD_OUT_WINDOWS to choose steps by."""
     return calibration_tokens(
         load_tokenizer(source.path),
@@ -149,7 +149,7 @@ def one_path(index: int, path: CachePath, bits: int) -> ModelFormat:
     return model_format(plain, {index: narrow})
 
 
-def _layer_costs(
+def layer_costs(
     base: nn.Module, fits: Fits, windows: Sequence[Tensor], index: int, workdir: Path
 ) -> list[dict[str, Any]]:
     """Rows of one layer; kept in the work folder."""
@@ -194,12 +194,11 @@ def _plan(
             "bytes_per_token": plan.bytes_per_token,
             "predicted_kl": plan.cost,
             "measured_kl": result.overall.kl_mean,
-            "format": recipe_format(plan.formats),
+            "formats": {str(index): name for index, name in plan.formats.items()},
         }
         for plan, result in zip(plans, measured, strict=True)
     ]
-    named = {str(index): name for index, name in best.formats.items()}
-    return {"budget": budget, **rows[0], "formats": named, "best_uniform": rows[1]}
+    return {"budget": budget, **rows[0], "best_uniform": rows[1]}
 
 
 def planned_format(formats: Mapping[int, str]) -> ModelFormat:
