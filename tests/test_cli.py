@@ -31,8 +31,8 @@ FLAGS = {
         *("--unprotected", "--text", "--context", "--limit", "--device", "--json"),
     ],
     "analyze": [
-        *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--device"),
-        *("--resume", "--overwrite", "--json", "--quiet"),
+        *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
+        *("--device", "--resume", "--overwrite", "--json", "--quiet"),
     ],
     "doctor": ["--json"],
 }
@@ -175,7 +175,7 @@ def test_eval_passes_a_request_and_writes_rows(calls, tmp_path, capsys):
 
 
 def test_analyze_passes_a_request(calls, capsys):
-    argv = ["analyze", "nano", "-o", "out", "--preset", "paper", "--studies", "gain, bound"]
+    argv = ["analyze", "nano", "-o", "out", "--preset", "paper", "--studies", "gain, bound", "--budget", "94"]
     argv += ["--text", "a.txt", "--text", "b.txt", "--device", "cpu", "--resume", "--overwrite"]
     assert main([*argv, "--quiet"]) == 0
     request = AnalysisRequest(
@@ -184,6 +184,7 @@ def test_analyze_passes_a_request(calls, capsys):
         preset="paper",
         studies=("gain", "bound"),
         texts=("a.txt", "b.txt"),
+        budget=94.0,
         device="cpu",
         resume=True,
         overwrite=True,
@@ -235,6 +236,7 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),
         (["analyze", "nano"], "-o/--output"),
+        (["analyze", "nano", "-o", "out", "--budget", "much"], "'much'"),
         (["analyze", "nano", "-o", "out", "--studies", ","], "',' names none"),
     ],
 )
