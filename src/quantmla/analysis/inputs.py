@@ -75,7 +75,7 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
     run = AnalysisRun(
         request=request,
         protocol=protocol,
-        studies=request.studies or known,
+        studies=request.studies or _default_studies(request),
         source=source,
         adapter=adapter,
         device=device,
@@ -91,6 +91,11 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
     for name in run.of_model:
         importlib.import_module(MODEL_STUDIES[name]).check(run)
     return run
+
+
+def _default_studies(request: AnalysisRequest) -> tuple[str, ...]:
+    """Studies of the whole model hold all of it in memory: they run for a budget, or when named."""
+    return (*LAYER_STUDIES, *(() if request.budget is None else MODEL_STUDIES))
 
 
 def _work_folder(request: AnalysisRequest) -> Path:
