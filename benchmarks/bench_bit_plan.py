@@ -31,9 +31,11 @@ from quantmla.analysis.sensitivity import (
     HELD_OUT_WINDOWS,
     LEARNED,
     Fits,
-    layer_costs,
+    above,
+    layer_divergences,
     measure,
     planned_format,
+    rounding_floor,
     sensitivity_windows,
     variant,
 )
@@ -83,7 +85,9 @@ def plain_costs(model: ModelSubject, base: Any, folder: Path) -> list[dict[str, 
     fits = {
         max(LEARNED): {index: _as_it_is(model, prefix) for prefix, index in indices(model).items()}
     }
-    return [row for i in fits[max(LEARNED)] for row in layer_costs(base, fits, windows, i, folder)]
+    floor = rounding_floor(base, fits, windows)
+    every = [layer_divergences(base, fits, windows, i, folder) for i in fits[max(LEARNED)]]
+    return [row for rows in every for row in above(floor, rows)]
 
 
 def _as_it_is(model: ModelSubject, prefix: str) -> LayerTransform:

@@ -175,7 +175,18 @@ def test_eval_passes_a_request_and_writes_rows(calls, tmp_path, capsys):
 
 
 def test_analyze_passes_a_request(calls, capsys):
-    argv = ["analyze", "nano", "-o", "out", "--preset", "paper", "--studies", "gain, bound", "--budget", "94"]
+    argv = [
+        "analyze",
+        "nano",
+        "-o",
+        "out",
+        "--preset",
+        "paper",
+        "--studies",
+        "gain, bound",
+        "--budget",
+        "94",
+    ]
     argv += ["--text", "a.txt", "--text", "b.txt", "--device", "cpu", "--resume", "--overwrite"]
     assert main([*argv, "--quiet"]) == 0
     request = AnalysisRequest(

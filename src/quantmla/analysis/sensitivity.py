@@ -1,9 +1,10 @@
 """What quantising one path of one layer costs the whole model, by width; and a bit plan from it.
 
 A cost is the mean KL divergence per token from the unquantised model, every token quantised, when
-only one path of one layer is stored in so many bits and all else in bf16. Transforms are learned
-for each width first, with few steps: what they gain differs by layer and path, and so would the
-plan. All of it is measured on the first text, on windows that are not learned from.
+only one path of one layer is stored in so many bits and all else in bf16, less what bf16 alone
+does. Transforms are learned for each width first, with few steps: what they gain differs by layer
+and path, and so would the plan. All of it is measured on the first text, on windows that are not
+learned from.
 """
 
 import json
@@ -67,10 +68,11 @@ def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
     base = load_model(model.source.path, torch.float32).to(model.device)
     windows = [row[None] for row in tokens.held_out_BS[HELD_OUT_WINDOWS:]]
     indices = sorted(fits[LEARNED[-1]])
+    floor = rounding_floor(base, fits, windows)
     costs: list[dict[str, Any]] = []
     for done, index in enumerate(indices):
         model.report("sensitivity by layer", done, len(indices))
-        costs += layer_costs(base, fits, windows, index, model.workdir)
+        costs += above(floor, layer_divergences(base, fits, windows, index, model.workdir))
     model.report("sensitivity by layer", len(indices), len(indices))
     geometry = model.adapter.geometry(model.source.config)
     choices = {i: layer_choices(c, geometry) for i, c in costs_by_layer(costs).items()}
@@ -82,6 +84,7 @@ def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
         "windows": len(windows),
         "length": protocol.length,
         "learning": asdict(FEW_STEPS),
+        "floor": floor,
         "costs": costs,
         "plan": plan,
     }
@@ -149,7 +152,18 @@ def one_path(index: int, path: CachePath, bits: int) -> ModelFormat:
     return model_format(plain, {index: narrow})
 
 
-def layer_costs(
+def rounding_floor(base: nn.Module, fits: Fits, windows: Sequence[Tensor]) -> float:
+    """What a cache in bf16 costs, which is in every cell's divergence too."""
+    plain = variant("bf16", fits, parse_format("c16r16").unprotected())
+    return measure_text(base, [plain], windows)[0].overall.kl_mean
+
+
+def above(floor: float, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their cost: small independent errors add up in divergence."""
+    return [{**row, "cost": max(0.0, row["kl"] - floor)} for row in rows]
+
+
+def layer_divergences(
     base: nn.Module, fits: Fits, windows: Sequence[Tensor], index: int, workdir: Path
 ) -> list[dict[str, Any]]:
     """Rows of one layer; kept in the work folder."""
@@ -165,8 +179,8 @@ def layer_costs(
             "layer": index,
             "path": path,
             "bits": bits,
-            "cost": result.overall.kl_mean,
-            "cost_error": result.overall.kl_error,
+            "kl": result.overall.kl_mean,
+            "kl_error": result.overall.kl_error,
         }
         for (path, bits), result in zip(cells, measure_text(base, variants, windows), strict=True)
     ]
