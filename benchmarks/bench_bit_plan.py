@@ -82,11 +82,10 @@ def plain_costs(model: ModelSubject, base: Any, folder: Path) -> list[dict[str, 
     folder.mkdir(exist_ok=True)
     tokens = sensitivity_windows(model.source, model.texts[0][1], PRESETS["default"])
     windows = [row[None] for row in tokens.held_out_BS[HELD_OUT_WINDOWS:]]
-    fits = {
-        max(LEARNED): {index: _as_it_is(model, prefix) for prefix, index in indices(model).items()}
-    }
+    as_it_is = {index: _as_it_is(model, prefix) for prefix, index in indices(model).items()}
+    fits = dict.fromkeys(LEARNED, as_it_is)
     floor = rounding_floor(base, fits, windows)
-    every = [layer_divergences(base, fits, windows, i, folder) for i in fits[max(LEARNED)]]
+    every = [layer_divergences(base, fits, windows, i, folder) for i in as_it_is]
     return [row for rows in every for row in above(floor, rows)]
 
 
@@ -128,7 +127,12 @@ def plans(
         i: [c for c in layer if c.format in KERNEL_FORMATS]
         for i, layer in choices["learned"].items()
     }
-    return {name: uniform_plan(choices["learned"], name) for name in UNIFORM} | {
+    uniform = {name: uniform_plan(choices["learned"], name) for name in UNIFORM}
+    as_large = {
+        f"plan, bytes of {name}": plan_bits(choices["learned"], uniform[name].bytes_per_token)
+        for name in ("c4r4", "c2r4")
+    }
+    return {**uniform, **as_large} | {
         "plan": plan_bits(choices["learned"], budget),
         "plan, costs without transforms": plan_bits(choices["plain"], budget),
         "plan, kernels' formats only": plan_bits(kernels, budget),
