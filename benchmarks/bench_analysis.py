@@ -1,10 +1,11 @@
 """Times the studies of one attention of DeepSeek-V2-Lite's shape, random weights and activations.
 
-    python benchmarks/bench_analysis.py [--out FILE] [--device cuda] [--preset paper] [--shape NAME]
+    python benchmarks/bench_analysis.py [--out FILE] [--device cuda] [--preset paper] [--shape S]
 
-Rows: shape, preset, study, sequences, tokens, seconds, peak_gib. The amounts are the preset's own, for
-two texts; time does not depend on what the numbers are. The activations start on the CPU, as after a
-real capture, and are moved first (study "move").
+Rows: shape, preset, study, sequences, tokens, seconds, peak_gib, and for the gain study by how much
+of itself a probes' estimate was off at most. Amounts are the preset's own, for two texts; time does
+not depend on what the numbers are. The activations start on the CPU, as after a real capture, and
+are moved first (study "move").
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 from bench_calibration import SHAPES, make_layer
@@ -29,18 +31,27 @@ TEXTS = 2
 ALL_SHAPES = SHAPES | {"nano": (320, 6, 128, 64, 64, 64)}
 
 
-def timed(work: Callable[[], object], device: str) -> tuple[float, float | None]:
-    """Seconds, and peak GiB of device memory on a GPU."""
+def timed(
+    work: Callable[[], dict[str, Any]], device: str
+) -> tuple[dict[str, Any], float, float | None]:
+    """What it returns, seconds, and peak GiB of device memory on a GPU."""
     gpu = device.startswith("cuda")
     if gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    work()
+    found = work()
     if gpu:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    return seconds, torch.cuda.max_memory_allocated() / 2**30 if gpu else None
+    return found, seconds, torch.cuda.max_memory_allocated() / 2**30 if gpu else None
+
+
+def _probes(found: dict[str, Any]) -> dict[str, float]:
+    """How far the probes' estimates were off at most, where there were any."""
+    values = [point[path] for point in found.get("points", []) for path in ("content", "rope")]
+    keys = ("trace_error", "allocated_error")
+    return {key: max(abs(v[key]) for v in values) for key in keys if values and key in values[0]}
 
 
 def study_layer(shape: str, protocol: Protocol, device: str) -> StudyLayer:
@@ -71,8 +82,8 @@ def main() -> None:
     layer = study_layer(args.shape, protocol, args.device)
     rows = []
 
-    def row(study: str, work: Callable[[], object]) -> None:
-        seconds, peak = timed(work, args.device)
+    def row(study: str, work: Callable[[], dict[str, Any]]) -> None:
+        found, seconds, peak = timed(work, args.device)
         rows.append(
             {
                 "shape": args.shape,
@@ -83,6 +94,7 @@ def main() -> None:
                 "seconds": round(seconds, 3),
                 "peak_gib": None if peak is None else round(peak, 2),
             }
+            | _probes(found)
         )
         print(rows[-1], flush=True)
         header = {"versions": versions(), "gpus": [g["name"] for g in gpus()]}
@@ -90,7 +102,12 @@ def main() -> None:
         out.write_text(json.dumps({"header": header, "rows": rows}, indent=2) + "\n")
 
     moved: list[Sample] = []
-    row("move", lambda: moved.append(Sample(*(x.to(args.device) for x in layer.sample))))
+
+    def move() -> dict[str, Any]:
+        moved.append(Sample(*(x.to(args.device) for x in layer.sample)))
+        return {}
+
+    row("move", move)
     layer = replace(layer, sample=moved[0])
     for name, module in LAYER_STUDIES.items():
         draw = torch.Generator(args.device).manual_seed(0)

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import torch
 from quantmla import analyze as stage
 from quantmla.analysis import LAYER_STUDIES
 from quantmla.analysis.protocol import PRESETS, Protocol
+from quantmla.analysis.subject import ModelSubject
 from quantmla.analyze import analyze, generator
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.recipe import AnalysisRequest
 
 Tiny = Callable[[str], Path]
+TIMES = ("seconds", "cpu_seconds", "layer_seconds", "layer_cpu_seconds")
 SMALL = Protocol(
     draws=1, sequences=2, length=70, batch_size=2, group_size=16, repetitions=2, resamples=20
 )
@@ -40,7 +44,7 @@ def request(model: Path, out: Path, text: Path, **changes: Any) -> AnalysisReque
 def timeless(found: Any) -> Any:
     """Without what depends on the machine's speed."""
     if isinstance(found, dict):
-        kept = {k: v for k, v in found.items() if k not in ("seconds", "layer_seconds")}
+        kept = {k: v for k, v in found.items() if k not in TIMES}
         return {key: timeless(value) for key, value in kept.items()}
     return [timeless(entry) for entry in found] if isinstance(found, list) else found
 
@@ -82,6 +86,28 @@ def test_families_with_more_or_fewer_attentions_than_layers(
     assert len(set(indices)) == len(indices) > 0
     assert set(found["summary"]) == {"matched_error", "bound"}
     assert found["predictor_spearman"] is None
+
+
+def test_what_quantize_wrote_is_studied_in_its_own_coordinates(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path
+):
+    model, fused = tiny_model("deepseek_v3"), tmp_path / "fused"
+    argv = ["quantize", str(model), "-o", str(fused), "--text", str(short_text), "--quiet"]
+    argv += ["--num-sequences", "2", "--sequence-length", "128", "--device", "cpu"]
+    found = []
+    for method in ("rtn", "smoothquant"):
+        assert main([*argv, "--method", method, "--overwrite"]) == 0
+        only = {"studies": ("matched_error",), "overwrite": True}
+        for folder in (model, fused):
+            analyze(request(folder, tmp_path / "out", short_text, **only), progress=False)
+            found.append(
+                [layer["matched_error"]["content"] for layer in read(tmp_path / "out")["layers"]]
+            )
+    original, as_it_is, again, scaled = found
+    # the identity was folded; float32 weights are stored as they were
+    assert as_it_is == pytest.approx(original, rel=1e-4)
+    assert original == again
+    assert scaled != pytest.approx(original, rel=1e-2)
 
 
 def test_r46_an_interrupted_run_goes_on_to_the_same_figures(
@@ -181,7 +207,7 @@ def test_what_cannot_be_meant_is_refused_before_work(
 def test_a_text_that_is_too_short_is_named(tiny_model: Tiny, tmp_path: Path):
     text = tmp_path / "note.txt"
     text.write_text("x" * 130)
-    with pytest.raises(UsageError, match="text note.txt: .* 130 tokens, but 140 are needed"):
+    with pytest.raises(UsageError, match=r"text note\.txt: .* 130 tokens, but 140 are needed"):
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "out", text), progress=False)
 
 
@@ -196,8 +222,6 @@ def test_folders_that_cannot_be_meant(tiny_model: Tiny, short_text: Path, tmp_pa
 def test_a_model_without_a_rope_path_is_refused(
     tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from dataclasses import replace
-
     from quantmla.arch.adapter import Adapter
 
     real = Adapter.geometry
@@ -208,8 +232,13 @@ def test_a_model_without_a_rope_path_is_refused(
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "o", short_text), progress=False)
 
 
+@pytest.mark.parametrize("content", ["", "7", "[]", '{"prefix": "x"}'])
 def test_a_damaged_layer_is_named(
-    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str,
+    tiny_model: Tiny,
+    short_text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",))
 
@@ -220,12 +249,39 @@ def test_a_damaged_layer_is_named(
         patched.setattr(stage, "_report", stop)
         with pytest.raises(KeyboardInterrupt):
             analyze(asked, progress=False)
-    (tmp_path / "out.work" / "layer_0001.json").write_text("[]")
+    (tmp_path / "out.work" / "layer_0001.json").write_text(content)
     again = request(
         tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",), resume=True
     )
     with pytest.raises(QuantMLAError, match=r"layer_0001.json is damaged"):
         analyze(again, progress=False)
+
+
+def test_a_study_of_the_model_runs_once_after_the_layers(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake, seen = types.ModuleType("fake_study"), []
+
+    def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:
+        seen.append((len(model.layers), [name for name, _ in model.texts]))
+        return {"plan": protocol.length}
+
+    fake.measure, fake.check = measure, lambda run: None
+    monkeypatch.setitem(sys.modules, "fake_study", fake)
+    monkeypatch.setitem(stage.MODEL_STUDIES, "fake", "fake_study")
+    given = {"studies": ("bound", "fake")}
+    asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, **given)
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "_report", stop)
+        with pytest.raises(KeyboardInterrupt):
+            analyze(asked, progress=False)
+    analyze(replace(asked, resume=True), progress=False)
+    assert seen == [(2, [short_text.name] * 2)]
+    assert read(tmp_path / "out")["model_studies"] == {"fake": {"plan": 70}}
 
 
 def test_random_numbers_are_those_of_seed_layer_and_study():

@@ -10,7 +10,7 @@ import importlib
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,9 @@ def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
     """Results of all layers in the model's order; those in the work folder are not made again."""
     mark = fingerprint(run)
     check_workdir(run.work, mark, resume=run.request.resume)
-    done = {found["prefix"]: found for found in map(_finished, run.work.glob("layer_*.json"))}
+    keys = ("prefix", *run.of_layers)
+    earlier = [_finished(path, keys) for path in run.work.glob("layer_*.json")]
+    done = {found["prefix"]: found for found in earlier}
     sites = [s for s in run.adapter.sites(run.source.config, run.source.names) if not s.mtp]
     settings = CaptureSettings(
         workdir=run.work, device=run.device, batch_size=run.protocol.batch_size
@@ -106,21 +108,24 @@ def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
     return [done[site.prefix] for site in sites if site.prefix in done]
 
 
-def _finished(path: Path) -> Found:
+def _finished(path: Path, keys: Iterable[str] = ()) -> Found:
     """A layer or model study that an earlier run of the same work folder wrote."""
     try:
-        found = json.loads(path.read_text())
-        assert isinstance(found, dict)
-        return found
-    except (ValueError, AssertionError) as error:
-        raise QuantMLAError(
-            f"{path} is damaged: remove this file to make it again with --resume"
-        ) from error
+        found = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise _damaged(path) from error
+    if not set(keys) <= set(found):
+        raise _damaged(path)
+    return found
+
+
+def _damaged(path: Path) -> QuantMLAError:
+    return QuantMLAError(f"{path} is damaged: remove this file to make it again with --resume")
 
 
 def _layer(run: AnalysisRun, captured: CapturedSite, report: Report) -> Found:
     """Every layer study of one attention."""
-    began = time.perf_counter()
+    began = time.perf_counter(), time.process_time()
     site, capture = captured
     device = torch.device(run.device)
     parts = (capture.unit_latent_BSR, capture.k_rope_BSE, capture.q_content_BSNP)
@@ -142,7 +147,9 @@ def _layer(run: AnalysisRun, captured: CapturedSite, report: Report) -> Found:
             f"out of memory in {name} of {site.prefix}: use --device cpu, or --preset quick"
         ) from error
     report(f"layer {site.cache_index} studies", len(run.of_layers), len(run.of_layers))
-    return found | {"seconds": time.perf_counter() - began}
+    found["seconds"] = time.perf_counter() - began[0]
+    found["cpu_seconds"] = time.process_time() - began[1]
+    return found
 
 
 def generator(seed: int, layer: int, study: str, device: torch.device) -> torch.Generator:
@@ -193,6 +200,7 @@ def _report(run: AnalysisRun, layers: Sequence[Found], of_model: Found) -> Found
             "machine": platform.machine(),
             "cpu_threads": torch.get_num_threads(),
             "layer_seconds": sum(layer["seconds"] for layer in layers),
+            "layer_cpu_seconds": sum(layer["cpu_seconds"] for layer in layers),
         },
         "model": run.request.model,
         "model_sha256": run.source.digest(),

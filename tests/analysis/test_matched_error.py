@@ -38,10 +38,11 @@ def test_responses_are_normalised_output_errors_over_the_caches():
 
 def test_the_models_ratio_is_that_of_means_not_the_mean_of_ratios():
     layers = [
-        {"by_sequence": {"content": [1.0] * 4, "rope": [2.0] * 4}},
-        {"by_sequence": {"content": [9.0] * 4, "rope": [3.0] * 4}},
+        {"ratio": 2.0, "by_sequence": {"content": [1.0] * 4, "rope": [2.0] * 4}},
+        {"ratio": 1 / 3, "by_sequence": {"content": [9.0] * 4, "rope": [3.0] * 4}},
     ]
     found = summarize(layers, PROTOCOL)
     assert (found["content"], found["rope"], found["ratio"]) == (5.0, 2.5, 0.5)
     assert found["interval"] == [0.5, 0.5]
+    assert found["median_layer_ratio"] == pytest.approx(7 / 6)
     assert found["sequences"] == 4

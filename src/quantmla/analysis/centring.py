@@ -43,45 +43,47 @@ def mean_by_pair(k_rope_BSE: Tensor, page_size: int) -> Tensor:
 def measure(layer: StudyLayer, protocol: Protocol, generator: torch.Generator) -> dict[str, Any]:
     """Mean squares per token by pair, and normalised errors of scores and output by format."""
     del generator  # nothing is drawn
-    pairs: dict[str, Tensor] = {}
-    totals: dict[str, dict[str, float]] = {}
+    totals: dict[str, Tensor] = {}
     page_size = FORMATS["plain"].page_size
     for x in layer.batches(protocol.batch_size):
         key = x.k_rope_BSE
-        _add(pairs, {"energy": by_pair(key), "page_mean": mean_by_pair(key, page_size)})
-        for name, fmt in FORMATS.items():
-            error = quantiser_error(key, "rope", fmt)
-            _add(pairs, {f"error_{name}": by_pair(error)})
-            for what, value in _errors(layer, x, error).items():
-                of = totals.setdefault(what, dict.fromkeys(FORMATS, 0.0) | {"all": 0.0})
-                of[name] += value[0]
-                of["all"] += value[1] / len(FORMATS)
+        _add(totals, "energy", by_pair(key))
+        _add(totals, "page_mean", mean_by_pair(key, page_size))
+        errors = {name: quantiser_error(key, "rope", fmt) for name, fmt in FORMATS.items()}
+        for name, error in errors.items():
+            _add(totals, f"error_{name}", by_pair(error))
+        _add(totals, "score_error", _score_energies(x, [*errors.values(), key]))
+        _add(totals, "output_error", _output_energies(layer, x, list(errors.values())))
     tokens = layer.sample.k_rope_BSE.shape[0] * layer.sample.k_rope_BSE.shape[1]
-    return {
-        "pairs": {name: (total / tokens).tolist() for name, total in pairs.items()},
-        "page_mean_share": float(pairs["page_mean"].sum() / pairs["energy"].sum()),
-        **{what: {name: of[name] / of["all"] for name in FORMATS} for what, of in totals.items()},
+    found: dict[str, Any] = {
+        "page_mean_share": float(totals["page_mean"].sum() / totals["energy"].sum())
     }
+    for what in ("score_error", "output_error"):
+        energies = totals.pop(what)
+        found[what] = dict(zip(FORMATS, (energies[:-1] / energies[-1]).tolist(), strict=True))
+    return found | {"pairs": {name: (total / tokens).tolist() for name, total in totals.items()}}
 
 
-def _add(totals: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    for name, x in more.items():
-        totals[name] = totals[name] + x if name in totals else x
+def _add(totals: dict[str, Tensor], name: str, more: Tensor) -> None:
+    totals[name] = totals[name] + more if name in totals else more
 
 
-def _errors(layer: StudyLayer, x: Activations, error: Tensor) -> dict[str, tuple[float, float]]:
-    """Energies of the error and of what it is an error of: row-centred scores, and output."""
+def _score_energies(x: Activations, rows: Sequence[Tensor]) -> Tensor:
+    """Of row-centred positional scores, for each of some key-like rows [B, S, E]."""
     queries = summarize_queries(x.q_rope_BSNE)
+    energies = [positional_energy(one, queries, row_centred=True) for one in rows]
+    return torch.stack(energies).double().cpu()
+
+
+def _output_energies(layer: StudyLayer, x: Activations, errors: Sequence[Tensor]) -> Tensor:
+    """Of the output's change under each error, and last of the output itself."""
     target = attention_output(layer.weights, x, layer.softmax_scale)
-    read = x._replace(k_rope_BSE=x.k_rope_BSE + error)
-    changed = attention_output(layer.weights, read, layer.softmax_scale) - target
-    scores = [
-        float(positional_energy(rows, queries, row_centred=True)) for rows in (error, x.k_rope_BSE)
-    ]
-    return {
-        "score_error": (scores[0], scores[1]),
-        "output_error": (float(changed.square().sum()), float(target.square().sum())),
-    }
+    energies = []
+    for error in errors:
+        read = x._replace(k_rope_BSE=x.k_rope_BSE + error)
+        changed = attention_output(layer.weights, read, layer.softmax_scale) - target
+        energies.append(changed.square().sum())
+    return torch.stack([*energies, target.square().sum()]).double().cpu()
 
 
 def summarize(layers: Sequence[Mapping[str, Any]], protocol: Protocol) -> dict[str, Any]:

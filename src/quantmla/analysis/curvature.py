@@ -35,7 +35,7 @@ def probed_diagonal(at: Linear, probes: int, generator: torch.Generator) -> Diag
 
 
 def exact_diagonal(at: Linear) -> Diagonal:
-    """The diagonal itself, for less than N / 2 probes' work.
+    """The diagonal itself, for the work of N (3 R + 2 V + E) / (2 V + P + E) probes.
 
     A key's channel j moves output row q by tau sum_h A_hqk q_hqj (v_hk - o_hq) W_O,h, a latent's
     channel also by sum_h A_hqk w_hj W_O,h. Their squared norms are sums over pairs of heads in

@@ -5,6 +5,7 @@ cache; the response is the output's normalised squared error over the cache's, a
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ def summarize(layers: Sequence[Mapping[str, Any]], protocol: Protocol) -> dict[s
     content, rope = means["content"].tolist(), means["rope"].tolist()
     return {
         **_ratio(content, rope, protocol.sequences, protocol),
+        "median_layer_ratio": median(layer["ratio"] for layer in layers),
         "sequences": len(content),
         "cache_nmse": protocol.matched_nmse,
     }

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-DIGITS = 6  # significant ones of every number
+DIGITS = 5  # significant ones of every number
 
 
 def rounded(value: Any) -> Any:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from quantmla.arch.adapter import Adapter
+from quantmla.capture.stream import OnProgress
 from quantmla.checkpoint.source import TensorSource
 from quantmla.method.layer import Sample
 from quantmla.mla.attention import Inputs
 from quantmla.mla.weights import MlaWeights
 from quantmla.objective import Activations
-from quantmla.progress import Report
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.roundtrip import read_content, read_rope
 
@@ -76,7 +76,7 @@ class ModelSubject:
     layers: Sequence[Mapping[str, Any]]  # of analysis.json
     budget: float | None  # bytes per token and layer
     workdir: Path
-    report: Report
+    report: OnProgress
 
 
 def cached(x: Inputs, path: CachePath) -> Tensor:
