@@ -121,6 +121,8 @@ def test_analyze_writes_a_plan_that_quantize_takes(tiny_model, short_text, tmp_p
         with_changes(recipe, asked), resume=False, dry_run=False, overwrite=False, progress=False
     )
     assert (tmp_path / "out" / "config.json").is_file()
+    assert analyze(tmp_path / "out", tmp_path / "again", short_text, *flags) == 2
+    assert "plan with the original" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

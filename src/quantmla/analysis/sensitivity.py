@@ -30,9 +30,11 @@ from quantmla.analysis.protocol import Protocol
 from quantmla.analysis.subject import PATHS, CachePath, ModelSubject
 from quantmla.capture.tokens import CalibrationTokens, calibration_tokens, load_tokenizer
 from quantmla.checkpoint.source import TensorSource
+from quantmla.errors import UsageError, require
 from quantmla.evaluate.perplexity import measure_text
 from quantmla.evaluate.variant import Variant
 from quantmla.learn import LearnSettings, learn_checkpoint
+from quantmla.manifest import CONFIG_KEY
 from quantmla.method.quantmla import Options
 from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.mixed import ModelFormat, each_layer, model_format
@@ -56,6 +58,11 @@ def check(run: AnalysisRun) -> None:
     sensitivity_windows(run.source, run.texts[0][1], run.protocol)
     budget = run.request.budget
     if budget is not None:
+        require(
+            CONFIG_KEY not in run.source.config,
+            f"{run.request.model} is already fused by quantmla: plan with the original checkpoint",
+            UsageError,
+        )
         geometry = run.adapter.geometry(run.source.config)
         free: dict[tuple[str, int], float] = {(p, bits): 0.0 for p in PATHS for bits in WIDTHS}
         plan_bits({0: layer_choices(free, geometry)}, budget)
