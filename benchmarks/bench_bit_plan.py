@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", type=float, default=94.0, help="bytes per token; 94 is c3r4's")
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--context", type=int, default=1024)
     args = parser.parse_args()
     args.device = resolve_device(args.device)
     args.work.mkdir(parents=True, exist_ok=True)
