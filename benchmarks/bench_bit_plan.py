@@ -4,14 +4,15 @@
 
 Costs are those of `quantmla analyze nano --studies sensitivity`, on calibration text. Every format
 is then measured on held-out text with the transforms that `quantize` learns for each width of each
-path. DIR keeps the finished parts, so an interrupted run goes on.
+path, or with `--learning few` with those that the costs were measured with. DIR keeps the finished
+parts, so an interrupted run goes on.
 """
 
 import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from quantmla.analysis.bit_plan import (
+    BitPlan,
     costs_by_layer,
     layer_choices,
     plan_bits,
@@ -28,15 +30,10 @@ from quantmla.analysis.bit_plan import (
 )
 from quantmla.analysis.protocol import PRESETS
 from quantmla.analysis.sensitivity import (
-    HELD_OUT_WINDOWS,
     LEARNED,
     Fits,
-    above,
-    layer_divergences,
     measure,
     planned_format,
-    rounding_floor,
-    sensitivity_windows,
     variant,
 )
 from quantmla.analysis.subject import ModelSubject
@@ -47,9 +44,10 @@ from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.evaluate.perplexity import default_text, measure_text, token_windows
 from quantmla.evaluation import fit
+from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.mixed import each_layer
-from quantmla.transform.layer import LayerTransform, identity
+from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
 from quantmla.verify import load_model
 
@@ -77,22 +75,14 @@ def indices(model: ModelSubject) -> dict[str, int]:
     return {site.prefix: site.cache_index for site in sites}
 
 
-def plain_costs(model: ModelSubject, base: Any, folder: Path) -> list[dict[str, Any]]:
-    """The same costs without any transform."""
-    folder.mkdir(exist_ok=True)
-    tokens = sensitivity_windows(model.source, model.texts[0][1], PRESETS["default"])
-    windows = [row[None] for row in tokens.held_out_BS[HELD_OUT_WINDOWS:]]
-    as_it_is = {index: _as_it_is(model, prefix) for prefix, index in indices(model).items()}
-    fits = dict.fromkeys(LEARNED, as_it_is)
-    floor = rounding_floor(base, fits, windows)
-    every = [layer_divergences(base, fits, windows, i, folder) for i in as_it_is]
-    return [row for rows in every for row in above(floor, rows)]
-
-
-def _as_it_is(model: ModelSubject, prefix: str) -> LayerTransform:
-    g = model.adapter.geometry(model.source.config)
-    norm = model.source.float_tensor(f"{prefix}.kv_a_layernorm.weight", torch.float64)
-    return identity(norm, g.qk_rope_head_dim // 2)
+def few_steps(model: ModelSubject) -> Fits:
+    """The transforms that the costs were measured with."""
+    where = indices(model)
+    fits = {}
+    for bits in LEARNED:
+        found = transforms_from_file(model.workdir / f"sensitivity_c{bits}r{bits}.safetensors")
+        fits[bits] = {where[prefix]: found[prefix] for prefix in where}
+    return fits
 
 
 def full_fits(model: ModelSubject, folder: Path) -> Fits:
@@ -116,25 +106,18 @@ def full_fits(model: ModelSubject, folder: Path) -> Fits:
 
 
 def plans(
-    costs: Mapping[str, list[dict[str, Any]]], geometry: Any, budget: float
-) -> dict[str, Any]:
-    """Name to (formats, predicted cost, mean bytes), uniform formats first."""
-    choices = {
-        name: {i: layer_choices(c, geometry) for i, c in costs_by_layer(rows).items()}
-        for name, rows in costs.items()
-    }
-    kernels = {
-        i: [c for c in layer if c.format in KERNEL_FORMATS]
-        for i, layer in choices["learned"].items()
-    }
-    uniform = {name: uniform_plan(choices["learned"], name) for name in UNIFORM}
+    costs: Sequence[Mapping[str, Any]], geometry: MlaGeometry, budget: float
+) -> dict[str, BitPlan]:
+    """By name, uniform formats first."""
+    choices = {i: layer_choices(c, geometry) for i, c in costs_by_layer(costs).items()}
+    kernels = {i: [c for c in layer if c.format in KERNEL_FORMATS] for i, layer in choices.items()}
+    uniform = {name: uniform_plan(choices, name) for name in UNIFORM}
     as_large = {
-        f"plan, bytes of {name}": plan_bits(choices["learned"], uniform[name].bytes_per_token)
+        f"plan, bytes of {name}": plan_bits(choices, uniform[name].bytes_per_token)
         for name in ("c4r4", "c2r4")
     }
     return {**uniform, **as_large} | {
-        "plan": plan_bits(choices["learned"], budget),
-        "plan, costs without transforms": plan_bits(choices["plain"], budget),
+        "plan": plan_bits(choices, budget),
         "plan, kernels' formats only": plan_bits(kernels, budget),
     }
 
@@ -176,6 +159,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", type=float, default=94.0, help="bytes per token; 94 is c3r4's")
+    parser.add_argument("--learning", choices=("few", "full"), default="full")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--context", type=int, default=1024)
     args = parser.parse_args()
@@ -184,12 +168,8 @@ def main() -> None:
     model = nano(args)
     sensitivity = measure(model, PRESETS["default"])
     base = load_model(model.source.path, torch.float32).to(args.device)
-    costs = {
-        "learned": sensitivity["costs"],
-        "plain": plain_costs(model, base, args.work / "plain"),
-    }
-    fits = full_fits(model, args.work / "fits")
-    found = plans(costs, model.adapter.geometry(model.source.config), args.budget)
+    fits = few_steps(model) if args.learning == "few" else full_fits(model, args.work / "fits")
+    found = plans(sensitivity["costs"], model.adapter.geometry(model.source.config), args.budget)
     tokenizer = load_tokenizer(model.source.path)
     windows = token_windows(tokenizer, default_text(), args.context, args.windows)
     rows = [row for bare in (True, False) for row in evaluate(base, fits, found, windows, bare)]
@@ -202,13 +182,19 @@ def main() -> None:
         "sha256": model.source.digest(),
         "budget": args.budget,
         "protocol": asdict(PRESETS["default"]),
+        "learning": args.learning,
         "windows": args.windows,
         "context": args.context,
     }
     for row in rows:
         print(row, flush=True)
     path = args.out or ROOT / f"benchmarks/results/bit_plan_nano_{date.today():%Y%m%d}.json"
-    result = {"header": header, "rows": rows, "costs": costs, "plan": sensitivity["plan"]}
+    result = {
+        "header": header,
+        "rows": rows,
+        "costs": sensitivity["costs"],
+        "plan": sensitivity["plan"],
+    }
     path.write_text(json.dumps(result, indent=1) + "\n")
 
 

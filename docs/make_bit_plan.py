@@ -63,11 +63,12 @@ def costs(rows: Sequence[Row], plan: Mapping[str, str]) -> str:
 
 def source(header: Mapping[str, Any], name: str) -> str:
     """What was measured, where, and how to do it again."""
+    transforms = {"full": "the transforms that `quantize` learns", "few": "the study's transforms"}
     where = ", ".join(header["gpus"]) or f"a CPU ({header['processor']}, {header['cores']} cores)"
     return (
         f"On {where} with torch {header['versions']['torch']}: {header['windows']} windows of "
-        f"{header['context']} tokens of the packaged held-out text, ± the standard error over "
-        f"windows. From `benchmarks/results/{name}`, which `python benchmarks/bench_bit_plan.py "
+        f"{header['context']} tokens of the packaged held-out text, {transforms[header['learning']]}, "
+        f"± the standard error over windows. From `benchmarks/results/{name}`, which `python benchmarks/bench_bit_plan.py "
         "--work DIR` makes."
     )
 
@@ -80,7 +81,7 @@ def render(results: Path = RESULTS) -> str:
         comparison(found["rows"]),
         source(found["header"], path.name),
         "Costs at 2, 3 and 4 bits, measured on calibration text, in 1e-4 nats per token:",
-        costs(found["costs"]["learned"], found["plan"]["formats"]),
+        costs(found["costs"], found["plan"]["formats"]),
     )
     return replace_part(PAGE, "results", "\n\n".join(parts))
 
