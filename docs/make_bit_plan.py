@@ -65,11 +65,12 @@ def source(header: Mapping[str, Any], name: str) -> str:
     """What was measured, where, and how to do it again."""
     transforms = {"full": "the transforms that `quantize` learns", "few": "the study's transforms"}
     where = ", ".join(header["gpus"]) or f"a CPU ({header['processor']}, {header['cores']} cores)"
+    learning = header["learning"]
     return (
         f"On {where} with torch {header['versions']['torch']}: {header['windows']} windows of "
-        f"{header['context']} tokens of the packaged held-out text, {transforms[header['learning']]}, "
-        f"± the standard error over windows. From `benchmarks/results/{name}`, which `python benchmarks/bench_bit_plan.py "
-        "--work DIR` makes."
+        f"{header['context']} tokens of the packaged held-out text, {transforms[learning]}, "
+        f"± the standard error over windows. From `benchmarks/results/{name}`, which `python "
+        f"benchmarks/bench_bit_plan.py --work DIR --learning {learning}` makes."
     )
 
 
