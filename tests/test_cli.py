@@ -30,6 +30,9 @@ FLAGS = {
         *("MODEL_OR_OUT", "--baseline", "--methods", "--format", "--sinks", "--recent"),
         *("--unprotected", "--text", "--context", "--limit", "--device", "--json"),
     ],
+    "bench": [
+        *("WHAT", "--backend", "--format", "--cases", "--seconds", "--libraries", "--output"),
+    ],
     "doctor": ["--json"],
 }
 

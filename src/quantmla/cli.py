@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quantmla import __version__
+from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 
 INTERRUPTED = 130
@@ -73,6 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
     _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
+    timed = add("bench", bench.run, "Time the kernels on a GPU, beside BF16 ones.")
+    bench.add_flags(timed, _names)
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 

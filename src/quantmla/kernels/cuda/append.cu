@@ -263,7 +263,7 @@ DEVICE void place_page(const AppendArguments& p, u64 page, int row, int r) {
   sts_u64(AT_PAGE_ROPE + 8 * r, here ? (u64)p.k_rope + source * p.rope_stride : kept ? kept + LATENT_BYTES : 0);
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2) append(const __grid_constant__ AppendArguments p) {
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) append(const __grid_constant__ AppendArguments p) {
   check_shared_base();
   const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31;
   const int start = block_index() * p.tile;

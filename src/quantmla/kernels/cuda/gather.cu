@@ -96,7 +96,7 @@ template <bool rope> DEVICE void gather_part(const GatherArguments& p, int part,
   }
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2) gather(const __grid_constant__ GatherArguments p) {
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) gather(const __grid_constant__ GatherArguments p) {
   check_shared_base();
   const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31;
   const int start = block_index() * TOKENS;

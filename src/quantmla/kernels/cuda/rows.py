@@ -88,7 +88,7 @@ def _load(name: str, macros: tuple[str, ...], device: torch.device) -> Loaded:
 
 
 def tile_rows(num_rows: int, blocks: int) -> int:
-    """Rows of a block: a power of two, so few that `blocks` blocks have work, if there is enough."""
+    """Rows of a block: a power of two, so few that `blocks` blocks have work."""
     most = max(1, min(MOST_ROWS, num_rows // blocks))
     return 1 << (most.bit_length() - 1)
 

@@ -59,9 +59,7 @@ def _pack_words(x, scale, zero, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BI
 
 
 @triton.jit
-def _pack_content(
-    x, scale, zero, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.constexpr
-):
+def _pack_content(x, scale, zero, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.constexpr):
     """As `_pack_words`, of bf16 values x [TOKENS, CHANNELS] with scale and zero [TOKENS]."""
     PER: tl.constexpr = 32 // BITS
     least = ROUNDER - zero  # what code 0 is before the zero point is added
