@@ -115,8 +115,8 @@ def append_arguments(rows: Rows, tokens: Tokens, view: CacheView, tile: int) -> 
 def gather_arguments(tokens: Tokens, view: CacheView, out_TC: Tensor) -> ctypes.Structure:
     pages, table, lengths = view.pages_JY, view.block_table_BJ, view.lengths_B
     start = view.window_start_B
-    pointers = [x.data_ptr() for x in (*tokens, pages, table, lengths)]
-    pointers += [None if start is None else start.data_ptr(), out_TC.data_ptr()]
+    tensors = (*tokens, pages, table, lengths, start, out_TC)
+    pointers = (None if x is None else x.data_ptr() for x in tensors)
     strides = (pages.stride(0), table.stride(0), 2 * out_TC.stride(0))
     integers = (
         out_TC.shape[0],
