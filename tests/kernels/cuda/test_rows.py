@@ -40,7 +40,7 @@ extern "C" void run(const ARGUMENTS* p, int blocks) {
   for (int x = 0; x < blocks; x++) {
     emulator::block_x = (u32)x;
     emulator::body = [&] { KERNEL(*p); };
-    emulator::run_block(ROW_THREADS);
+    emulator::run_block(USED_THREADS);
   }
 }
 """
@@ -57,6 +57,7 @@ def _library(folder: Path, name: str, fmt: str) -> ctypes.CDLL:
         pytest.skip("the emulator needs g++")
     arguments, shared, structure = KERNELS[name]
     entry = ENTRY.replace("ARGUMENTS", arguments).replace("USED_SHARED", shared)
+    entry = entry.replace("USED_THREADS", shared.replace("SHARED", "THREADS"))
     code = [
         (HERE / "emulator.hpp").read_text(),
         (HERE / "emulated_rows.cpp").read_text(),
@@ -79,9 +80,9 @@ def emulate(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.getbasetemp() / "emulated_rows"
     folder.mkdir(exist_ok=True)
 
-    def run(name: str, view: CacheView, arguments: ctypes.Structure, rows: int, tile: int) -> None:
-        library = _library(folder, name, view.fmt.name)
-        library.run(ctypes.byref(arguments), -(-rows // tile))
+    def run(name: str, view: CacheView, launch: tuple[ctypes.Structure, int]) -> None:
+        arguments, blocks = launch
+        _library(folder, name, view.fmt.name).run(ctypes.byref(arguments), blocks)
 
     return run
 
@@ -109,7 +110,7 @@ def padded(rows: Rows, tokens: Tokens, at: int) -> tuple[Rows, Tokens]:
 @pytest.mark.parametrize(
     ("case", "cuts", "tile"),
     [
-        (Case(name="prompts", lengths=(130, 200), window_page=16), (), 64),
+        (Case(name="prompts", lengths=(130, 200), window_page=16), (), 32),
         (Case(name="chunks", lengths=(130, 200), fmt="c2r4"), (70, 230, 293), 16),
         (Case(name="wide", lengths=(200,), pool_stride=3, row_scale=1e-3), (63, 127, 130), 8),
         (Case(name="huge", lengths=(128,), row_scale=1e8, sinks=0), (127,), 1),
@@ -132,8 +133,7 @@ def test_append_writes_the_references_bytes(emulate, case, cuts, tile):
         inside = min(max(case.lengths[0] - first, 0), last - first)  # between two sequences
         part, which = padded(part, which, inside)
         part = Rows(part.latent_TR.repeat(1, 2)[:, :512], part.k_rope_TE)  # wider rows than needed
-        arguments = append_arguments(part, which, mine, tile)
-        emulate("append", mine, arguments, len(which.position_T), tile)
+        emulate("append", mine, append_arguments(part, which, mine, tile))
     assert torch.equal(mine.pages_JY, view.pages_JY)
     assert torch.equal(
         mine.window_pages_JMC.view(torch.int16), view.window_pages_JMC.view(torch.int16)
@@ -154,7 +154,7 @@ def test_single_tokens_of_many_requests(emulate):
     mine = copy_of(view)
     now, which = Rows(*(x[last] for x in rows)), Tokens(*(x[last] for x in tokens))
     reference.append(now, which, view)
-    emulate("append", mine, append_arguments(now, which, mine, 1), len(last), 1)
+    emulate("append", mine, append_arguments(now, which, mine, 1))
     assert torch.equal(mine.pages_JY, view.pages_JY)
 
 
@@ -174,20 +174,21 @@ def test_gather_reads_what_decode_reads(emulate, case):
     out = torch.full((len(tokens.sequence_T), 576), 7.0, dtype=torch.bfloat16)
     wanted = out.clone()
     reference.gather(tokens, view, wanted)
-    emulate("gather", view, gather_arguments(tokens, view, out), len(out), 64)
+    emulate("gather", view, gather_arguments(tokens, view, out))
     assert torch.equal(out, wanted)
 
 
 def test_host_and_device_agree_on_the_number_of_threads():
-    assert f"#define ROW_THREADS {THREADS} " in source("rows.cuh")
+    for name, threads in THREADS.items():
+        assert re.search(rf"#define {name.upper()}_THREADS {threads}\b", source(f"{name}.cu"))
 
 
 def test_few_rows_are_spread_over_many_blocks():
-    assert [tile_rows(n, 264) for n in (1, 256, 600, 8192, 65536)] == [1, 1, 2, 16, 64]
+    assert [tile_rows(n, 264) for n in (1, 256, 600, 8192, 65536)] == [1, 1, 2, 16, 32]
 
 
 @pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
-@pytest.mark.parametrize(("name", "most"), [("append", 4200), ("gather", 2200)])
+@pytest.mark.parametrize(("name", "most"), [("append", 4700), ("gather", 2200)])
 def test_machine_code_is_short_and_keeps_out_of_local_memory(tmp_path, name, fmt, most):
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     triton = pytest.importorskip("triton", reason="brings cuobjdump")

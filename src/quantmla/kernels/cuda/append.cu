@@ -1,10 +1,12 @@
 // Append: rows into the bf16 window, and the pages that they complete into bytes.
 //
-// A block takes `tile` consecutive rows of the call. Its first 64 threads find out where each row goes;
-// then every warp takes one part of their channels. Content is quantised row by row, so a row goes from
-// registers both to the window and to its place in the page, if the page's end is in this call too. The
-// rows of such a page that came earlier are read back from the window by the block that has its end, and
-// so is the whole page's rope key, for its mean.
+// A tile is up to 32 consecutive rows of the call. Of each, one lane finds out where it goes.
+// - Blocks for content take a tile, a warp for each group. Content is quantised row by row, so a row goes
+//   from registers both to the window and to its place in the page, if the page's end is in this call too.
+//   It is on its way from memory while its places are looked up. Rows that came earlier of a page that
+//   ends here are read back from the window.
+// - Blocks for the rope key take a tile for each warp. A page that ends in it is packed whole, for its mean
+//   is of all its rows: much more work for one warp than a content group, so these blocks are the first.
 #pragma once
 
 struct AppendArguments {
@@ -14,19 +16,24 @@ struct AppendArguments {
   const int* block_table;
   i64 latent_stride, rope_stride, page_stride, block_table_stride;  // the first three in bytes
   Window window;
-  int num_rows, tile;
+  int num_rows, tile, rope_blocks;
   float content_clip, rope_clip;
 };
 
-// Of each of 64 rows, as addresses; 0: none. A slot is a page's address plus the token's number in it.
-#define AT_FROM SHARED_BASE
-#define AT_KEEP (AT_FROM + 512)
-#define AT_SINK (AT_KEEP + 512)
-#define AT_SLOT (AT_SINK + 512)
-#define AT_FROM_ROPE (AT_SLOT + 512)
-#define AT_PAGE_ROPE (AT_FROM_ROPE + 512)  // of the page at work
-#define AT_ENDS (AT_PAGE_ROPE + 512)       // one bit for each row that ends a page
-#define APPEND_SHARED (AT_ENDS + 8 - SHARED_BASE)
+#ifndef APPEND_BLOCKS
+#define APPEND_BLOCKS 3  // at once on a multiprocessor
+#endif
+#define APPEND_THREADS 256
+#define APPEND_WARPS 8
+// Addresses of rows, 0: none. A slot is a page's address plus the token's number in it.
+#define AT_KEEP SHARED_BASE        // of the tile
+#define AT_SINK (AT_KEEP + 256)
+#define AT_SLOT (AT_SINK + 256)
+#define AT_OLD (AT_SLOT + 256)     // of a page's rows that came earlier, in the window
+#define AT_OLD_SLOT (AT_OLD + 512)
+#define AT_ENDS (AT_OLD_SLOT + 512)  // one bit for each row that ends such a page
+#define ROPE_PLACES 1024           // of each warp: AT_KEEP, AT_SINK and then the rows of a page
+#define APPEND_SHARED (APPEND_WARPS * ROPE_PLACES)
 
 static_assert(AT_ZEROS + 640 == AT_MEAN && AT_MEAN + 128 == PAGE_BYTES, "a page without padding");
 
@@ -84,70 +91,60 @@ DEVICE u32 group_range(V4 x) {
   return range;
 }
 
-// One content group of up to 64 rows: 8 lanes a row, 32 rows at a time; then one lane a row for scales.
-DEVICE void append_content(const AppendArguments& p, int group, int lane, int rows) {
+// One content group of 32 rows, whose slots are at `slots`: 8 lanes a row; then one lane a row for scales.
+DEVICE void pack_content(const AppendArguments& p, const V4 (&x)[8], u32 slots, int group, int lane) {
   const int quarter = lane >> 3, chunk = lane & 7;
-  const u32 channel = group * 128 + chunk * 16;
-  for (int first = 0; first < rows; first += 32) {
-    V4 x[8];
+  const u64 own_slot = lds_u64(slots + 8 * (4 * chunk + quarter));
+  if (!vote(own_slot != 0)) return;
+  u32 own = 0;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      x[j] = load16(lds_u64(AT_FROM + 8 * (first + 4 * j + quarter)), channel);
-    }
+  for (int j = 0; j < 8; j++) {
+    u32 range = group_range(x[j]);
+    if (j == chunk) own = range;
+  }
+  Codes c = codes_of(bf16_low(own), -bf16_high(own), p.content_clip, CODE_TOP);
+  write_metadata(own_slot, group, c);
+  float own_inverse = reciprocal(c.scale);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      store16(lds_u64(AT_KEEP + 8 * (first + 4 * j + quarter)), channel, x[j]);
-    }
-    const u32 own_at = 8 * (first + 4 * chunk + quarter);
-    if (vote(lds_u64(AT_SINK + own_at) != 0))
-#pragma unroll
-      for (int j = 0; j < 8; j++) {
-        store16(lds_u64(AT_SINK + 8 * (first + 4 * j + quarter)), channel, x[j]);
-      }
-    const u64 own_slot = lds_u64(AT_SLOT + own_at);
-    if (!vote(own_slot != 0)) continue;
-    u32 own = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      u32 range = group_range(x[j]);
-      if (j == chunk) own = range;
-    }
-    Codes c = codes_of(bf16_low(own), -bf16_high(own), p.content_clip, CODE_TOP);
-    write_metadata(own_slot, group, c);
-    float own_inverse = reciprocal(c.scale);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      int lender = (lane & 24) | j;
-      float inverse = as_float((u32)shuffle((int)as_bits(own_inverse), lender));
-      float least = as_float((u32)shuffle((int)as_bits(c.least), lender));
-      u64 slot = lds_u64(AT_SLOT + 8 * (first + 4 * j + quarter));
-      u32 word = content_word(x[j], inverse, least);
-      u32 place = (u32)(slot & 63) * (LATENT_BYTES * CONTENT_BITS / 16) + group * (8 * CONTENT_BITS) + chunk * CONTENT_BITS;
-      if (CONTENT_BITS == 4)
-        store4(slot & ~63ull, place, word);
-      else
-        store2(slot & ~63ull, place, word);
-    }
+  for (int j = 0; j < 8; j++) {
+    int lender = (lane & 24) | j;
+    float inverse = as_float((u32)shuffle((int)as_bits(own_inverse), lender));
+    float least = as_float((u32)shuffle((int)as_bits(c.least), lender));
+    u64 slot = lds_u64(slots + 8 * (4 * j + quarter));
+    u32 word = content_word(x[j], inverse, least);
+    u32 place = (u32)(slot & 63) * (LATENT_BYTES * CONTENT_BITS / 16) + group * (8 * CONTENT_BITS) + chunk * CONTENT_BITS;
+    if (CONTENT_BITS == 4)
+      store4(slot & ~63ull, place, word);
+    else
+      store2(slot & ~63ull, place, word);
   }
 }
 
-DEVICE void copy_rope(int lane, int rows) {
-  const int quarter = lane >> 3;
-  const u32 channel = (lane & 7) * 16;
-  for (int first = quarter; first < rows; first += 4) {
-    V4 x = load16(lds_u64(AT_FROM_ROPE + 8 * first), channel);
-    store16(lds_u64(AT_KEEP + 8 * first), LATENT_BYTES + channel, x);
-    store16(lds_u64(AT_SINK + 8 * first), LATENT_BYTES + channel, x);
+// 16 bytes of each of 8 rows of a tile, for this lane.
+DEVICE void load_rows(V4 (&x)[8], const AppendArguments& p, u64 rows, i64 stride, int start, int lane) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    int r = 4 * j + (lane >> 3), row = start + r;
+    x[j] = load16(r < p.tile && row < p.num_rows ? rows + row * stride : 0, (lane & 7) * 16);
   }
+}
+// The same to the window, and to sinks if there are any: addresses at `keep` and `sink`.
+DEVICE void store_rows(const V4 (&x)[8], u32 keep, u32 sink, u32 channel, int lane) {
+  const int quarter = lane >> 3;
+#pragma unroll
+  for (int j = 0; j < 8; j++) store16(lds_u64(keep + 8 * (4 * j + quarter)), channel + (lane & 7) * 16, x[j]);
+  if (vote(lds_u64(sink + 8 * lane) != 0))
+#pragma unroll
+    for (int j = 0; j < 8; j++) store16(lds_u64(sink + 8 * (4 * j + quarter)), channel + (lane & 7) * 16, x[j]);
 }
 
 // The mean of 8 channels over the page, as stored. Sums of bf16 values are exact in float64.
-DEVICE void rope_mean(u64 page, int lane, float (&mean)[8]) {
+DEVICE void rope_mean(u64 page, u32 rows, int lane, float (&mean)[8]) {
   const int quarter = lane >> 3, chunk = lane & 7;
   double sum[8] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (int j = 0; j < 16; j++) {
-    V4 x = load16(lds_u64(AT_PAGE_ROPE + 8 * (4 * j + quarter)), chunk * 16);
+    V4 x = load16(lds_u64(rows + 8 * (4 * j + quarter)), chunk * 16);
     u32 pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[2 * i] += (double)bf16_low(pairs[i]), sum[2 * i + 1] += (double)bf16_high(pairs[i]);
@@ -191,18 +188,18 @@ DEVICE u32 rope_word(const float (&y)[8], float scale, float least) {
   return word - as_bits(least) * 0x11111111u;
 }
 
-// A whole page's rope key, whose rows are at AT_PAGE_ROPE: 8 lanes a row, 4 lanes a band.
-DEVICE void append_rope(const AppendArguments& p, u64 page, int lane) {
+// A whole page's rope key, whose rows' addresses are at `rows`: 8 lanes a row, 4 lanes a band.
+DEVICE void pack_rope(const AppendArguments& p, u64 page, u32 rows, int lane) {
   const int quarter = lane >> 3, chunk = lane & 7;
   float mean[8], y[8];
-  rope_mean(page, lane, mean);
-  for (int first = 0; first < TOKENS; first += 32) {
-    V4 x[8];
+  rope_mean(page, rows, lane, mean);
+  for (int first = 0; first < TOKENS; first += 16) {
+    V4 x[4];
 #pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = load16(lds_u64(AT_PAGE_ROPE + 8 * (first + 4 * j + quarter)), chunk * 16);
-    float low[2] = {}, high[2] = {};  // of the rows j = chunk % 4 and chunk % 4 + 4
+    for (int j = 0; j < 4; j++) x[j] = load16(lds_u64(rows + 8 * (first + 4 * j + quarter)), chunk * 16);
+    float low = 0.0f, high = 0.0f;  // of the row j = chunk % 4: one lane for each band of a row
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < 4; j++) {
       centred(x[j], mean, y);
       float least = y[0], most = y[0];
 #pragma unroll
@@ -210,19 +207,15 @@ DEVICE void append_rope(const AppendArguments& p, u64 page, int lane) {
 #pragma unroll
       for (int mask = 1; mask < 4; mask *= 2)
         least = lesser(least, shuffle_xor(least, mask)), most = greater(most, shuffle_xor(most, mask));
-      if ((j & 3) == (chunk & 3)) low[j >> 2] = least, high[j >> 2] = most;
+      if (j == (chunk & 3)) low = least, high = most;
     }
-    Codes c[2];
+    Codes c = codes_of(low, high, p.rope_clip, ROPE_TOP);
+    write_metadata(page + first + 4 * (chunk & 3) + quarter, GROUPS + (chunk >> 2), c);
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-      c[k] = codes_of(low[k], high[k], p.rope_clip, ROPE_TOP);
-      write_metadata(page + first + 4 * (4 * k + (chunk & 3)) + quarter, GROUPS + (chunk >> 2), c[k]);
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      int lender = (lane & 28) | (j & 3);
-      float scale = as_float((u32)shuffle((int)as_bits(c[j >> 2].scale), lender));
-      float least = as_float((u32)shuffle((int)as_bits(c[j >> 2].least), lender));
+    for (int j = 0; j < 4; j++) {
+      int lender = (lane & 28) | j;
+      float scale = as_float((u32)shuffle((int)as_bits(c.scale), lender));
+      float least = as_float((u32)shuffle((int)as_bits(c.least), lender));
       centred(x[j], mean, y);
       store4(page, AT_ROPE + (first + 4 * j + quarter) * 32 + chunk * 4, rope_word(y, scale, least));
     }
@@ -234,59 +227,92 @@ DEVICE u64 page_of(const AppendArguments& p, int sequence, int position) {
   return number < 0 ? 0 : (u64)p.pages + number * p.page_stride;
 }
 
-// What becomes of row `row`, into place r; true if it ends a page.
-DEVICE bool place_row(const AppendArguments& p, int r, int row) {
-  u64 from = 0, from_rope = 0, keep = 0, sink = 0, slot = 0;
-  bool end = false;
-  int sequence = r < p.tile && row < p.num_rows ? p.sequences[row] : -1;
-  if (sequence >= 0) {
-    int position = p.positions[row], offset = position % TOKENS, last = row + TOKENS - 1 - offset;
-    from = (u64)p.latent + row * p.latent_stride, from_rope = (u64)p.k_rope + row * p.rope_stride;
-    end = offset == TOKENS - 1;
-    bool whole = end || (last < p.num_rows && p.sequences[last] == sequence);
-    keep = window_row(p.window, sequence, position), sink = sink_row(p.window, sequence, position);
-    if (whole) slot = page_of(p, sequence, position);
-    if (slot) slot += offset;
+struct Place {
+  int sequence, position;  // sequence < 0: padding
+  bool end, old;           // it ends a page, some of whose rows came earlier
+  u64 slot;
+};
+// Where row `row` goes: a lane's own row of a tile.
+DEVICE Place place_row(const AppendArguments& p, int r, int row, u32 keep, u32 sink) {
+  bool there = r < p.tile && row < p.num_rows;
+  Place q = {there ? p.sequences[row] : -1, there ? p.positions[row] : 0, false, false, 0};
+  u64 kept = 0, sunk = 0;
+  if (q.sequence >= 0) {
+    int offset = q.position % TOKENS, last = row + TOKENS - 1 - offset;
+    bool whole = last < p.num_rows && p.sequences[last] == q.sequence;
+    kept = window_row(p.window, q.sequence, q.position), sunk = sink_row(p.window, q.sequence, q.position);
+    if (whole) q.slot = page_of(p, q.sequence, q.position);
+    if (q.slot) q.slot += offset;
+    q.end = offset == TOKENS - 1 && q.slot;
+    q.old = q.end && (row < TOKENS - 1 || p.sequences[row - (TOKENS - 1)] != q.sequence);
   }
-  sts_u64(AT_FROM + 8 * r, from), sts_u64(AT_FROM_ROPE + 8 * r, from_rope), sts_u64(AT_KEEP + 8 * r, keep);
-  sts_u64(AT_SINK + 8 * r, sink), sts_u64(AT_SLOT + 8 * r, slot);
-  return end && slot;
+  sts_u64(keep + 8 * r, kept), sts_u64(sink + 8 * r, sunk);
+  return q;
+}
+// Row r of the page that ends with row `row`: its row in this call, or else (returned) its place in the window.
+DEVICE u64 place_old(const AppendArguments& p, int sequence, int position, int row, int r, int& here) {
+  here = row - (TOKENS - 1) + r;
+  if (here >= 0 && p.sequences[here] == sequence) return 0;
+  here = -1;
+  return window_row(p.window, sequence, position - (TOKENS - 1) + r);
 }
 
-// The page that ends with row `row`: places of all its rope keys, and of latents that came before this call.
-DEVICE void place_page(const AppendArguments& p, u64 page, int row, int r) {
-  int sequence = p.sequences[row], source = row - (TOKENS - 1) + r;
-  bool here = source >= 0 && p.sequences[source] == sequence;
-  u64 kept = here ? 0 : window_row(p.window, sequence, p.positions[row] - (TOKENS - 1) + r);
-  sts_u64(AT_FROM + 8 * r, kept), sts_u64(AT_KEEP + 8 * r, 0), sts_u64(AT_SINK + 8 * r, 0);
-  sts_u64(AT_SLOT + 8 * r, here ? 0 : page + r);
-  sts_u64(AT_PAGE_ROPE + 8 * r, here ? (u64)p.k_rope + source * p.rope_stride : kept ? kept + LATENT_BYTES : 0);
-}
-
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) append(const __grid_constant__ AppendArguments p) {
-  check_shared_base();
-  const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31;
-  const int start = block_index() * p.tile;
-  if (warp < 2) {
-    u32 ends = vote(place_row(p, thread, start + thread));
-    if (lane == 0) sts32(AT_ENDS + 4 * warp, ends);
+DEVICE void append_content(const AppendArguments& p, int start, int warp, int lane) {
+  V4 x[8];
+  load_rows(x, p, (u64)p.latent + warp * 128, p.latent_stride, start, lane);
+  if (warp == 0) {
+    Place q = place_row(p, lane, start + lane, AT_KEEP, AT_SINK);
+    sts_u64(AT_SLOT + 8 * lane, q.slot);
+    u32 ends = vote(q.old);
+    if (lane == 0) sts32(AT_ENDS, ends);
   }
   sync_block();
-  if (warp < GROUPS)
-    append_content(p, warp, lane, p.tile);
-  else
-    copy_rope(lane, p.tile);
-  u64 ends = lds_u64(AT_ENDS);
-  for (; ends; ends &= ends - 1) {
-    u32 low = (u32)ends;
-    int r = low ? first_set(low) : 32 + first_set((u32)(ends >> 32)), row = start + r;
-    u64 page = page_of(p, p.sequences[row], p.positions[row]);
-    sync_block();  // places of the rows before are not needed any more
-    if (warp < 2) place_page(p, page, row, thread);
+  store_rows(x, AT_KEEP, AT_SINK, warp * 128, lane);
+  pack_content(p, x, AT_SLOT, warp, lane);
+  for (u32 ends = lds32(AT_ENDS); ends; ends &= ends - 1) {
+    const int row = start + first_set(ends), thread = warp * 32 + lane;
+    sync_block();  // the page before is done
+    if (warp < 2) {
+      int here, sequence = p.sequences[row], position = p.positions[row];
+      u64 old = place_old(p, sequence, position, row, thread, here);
+      sts_u64(AT_OLD + 8 * thread, old);
+      sts_u64(AT_OLD_SLOT + 8 * thread, old ? page_of(p, sequence, position) + thread : 0);
+    }
     sync_block();
-    if (warp == GROUPS)
-      append_rope(p, page, lane);
-    else if (row < TOKENS - 1 || p.sequences[row - (TOKENS - 1)] != p.sequences[row])
-      append_content(p, warp, lane, TOKENS);
+    for (int first = 0; first < TOKENS; first += 32) {
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        x[j] = load16(lds_u64(AT_OLD + 8 * (first + 4 * j + (lane >> 3))), warp * 128 + (lane & 7) * 16);
+      pack_content(p, x, AT_OLD_SLOT + 8 * first, warp, lane);
+    }
   }
+}
+
+DEVICE void append_rope(const AppendArguments& p, int start, int warp, int lane) {
+  const u32 keep = SHARED_BASE + warp * ROPE_PLACES, sink = keep + 256, rows = keep + 512;
+  V4 x[8];
+  load_rows(x, p, (u64)p.k_rope, p.rope_stride, start, lane);
+  Place q = place_row(p, lane, start + lane, keep, sink);
+  sync_warp();
+  store_rows(x, keep, sink, LATENT_BYTES, lane);
+  for (u32 ends = vote(q.end); ends; ends &= ends - 1) {
+    const int r = first_set(ends), sequence = shuffle(q.sequence, r), position = shuffle(q.position, r);
+    for (int i = lane; i < TOKENS; i += 32) {
+      int here;
+      u64 old = place_old(p, sequence, position, start + r, i, here);
+      sts_u64(rows + 8 * i, here >= 0 ? (u64)p.k_rope + here * p.rope_stride : old ? old + LATENT_BYTES : 0);
+    }
+    sync_warp();
+    pack_rope(p, page_of(p, sequence, position), rows, lane);
+    sync_warp();  // before the next page's rows
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(APPEND_THREADS, APPEND_BLOCKS) append(const __grid_constant__ AppendArguments p) {
+  check_shared_base();
+  const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31, block = block_index();
+  if (block < p.rope_blocks)
+    append_rope(p, (block * APPEND_WARPS + warp) * p.tile, warp, lane);
+  else
+    append_content(p, (block - p.rope_blocks) * p.tile, warp, lane);
 }

@@ -4,6 +4,11 @@
 // takes one part of the channels, 8 lanes a row, 32 rows at a time, and one lane a row for the scales.
 #pragma once
 
+#define GATHER_THREADS 288  // eight warps with a content group each, and one for the rope key
+#ifndef GATHER_BLOCKS
+#define GATHER_BLOCKS 2  // at once on a multiprocessor
+#endif
+
 struct GatherArguments {
   const int *sequences, *positions;
   const u8* pages;
@@ -96,7 +101,7 @@ template <bool rope> DEVICE void gather_part(const GatherArguments& p, int part,
   }
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) gather(const __grid_constant__ GatherArguments p) {
+extern "C" __global__ void __launch_bounds__(GATHER_THREADS, GATHER_BLOCKS) gather(const __grid_constant__ GatherArguments p) {
   check_shared_base();
   const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31;
   const int start = block_index() * TOKENS;

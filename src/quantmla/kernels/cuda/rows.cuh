@@ -1,10 +1,6 @@
 // What append and gather share: arithmetic beyond device.cuh, and places of rows.
 #pragma once
 
-#define ROW_THREADS 288  // eight warps with a content group each, and one for the rope key
-#ifndef ROW_BLOCKS
-#define ROW_BLOCKS 2  // at once on a multiprocessor
-#endif
 #define GROUPS 8
 #define LATENT_BYTES 1024
 #define TOKENS 64

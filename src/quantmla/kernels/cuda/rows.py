@@ -14,10 +14,11 @@ from quantmla.kernels.problem import Rows, Tokens
 from quantmla.quant.layout import PageLayout
 
 SOURCES = {name: ("device.cuh", "rows.cuh", f"{name}.cu") for name in ("append", "gather")}
-THREADS = 288  # ROW_THREADS of rows.cuh
-SHARED_BYTES = {"append": 3080, "gather": 1024}  # APPEND_SHARED, GATHER_SHARED
-BLOCKS_PER_MULTIPROCESSOR = 2  # as many as few rows are spread over
-MOST_ROWS = 64  # of a block
+THREADS = {"append": 256, "gather": 288}  # APPEND_THREADS, GATHER_THREADS
+SHARED_BYTES = {"append": 8192, "gather": 1024}  # APPEND_SHARED, GATHER_SHARED
+BLOCKS_PER_MULTIPROCESSOR = 3  # as many as few rows are spread over
+MOST_ROWS = {"append": 32, "gather": 64}  # of a block
+ROPE_TILES = 8  # of a block that appends rope keys
 
 
 def _structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
@@ -38,7 +39,7 @@ AppendArguments = _structure(
     *_of(POINTER, "latent", "k_rope", "sequences", "positions", "pages", "block_table"),
     *_of(INT64, "latent_stride", "rope_stride", "page_stride", "block_table_stride"),
     ("window", Window),
-    *_of(INT32, "num_rows", "tile"),
+    *_of(INT32, "num_rows", "tile", "rope_blocks"),
     *_of(FLOAT, "content_clip", "rope_clip"),
 )
 GatherArguments = _structure(
@@ -89,7 +90,7 @@ def _load(name: str, macros: tuple[str, ...], device: torch.device) -> Loaded:
 
 def tile_rows(num_rows: int, blocks: int) -> int:
     """Rows of a block: a power of two, so few that `blocks` blocks have work."""
-    most = max(1, min(MOST_ROWS, num_rows // blocks))
+    most = max(1, min(MOST_ROWS["append"], num_rows // blocks))
     return 1 << (most.bit_length() - 1)
 
 
@@ -102,17 +103,25 @@ def _window(view: CacheView) -> ctypes.Structure:
     return Window(*pointers, *strides, *integers)
 
 
-def append_arguments(rows: Rows, tokens: Tokens, view: CacheView, tile: int) -> ctypes.Structure:
-    pages, table = view.pages_JY, view.block_table_BJ
+def append_arguments(
+    rows: Rows, tokens: Tokens, view: CacheView, tile: int
+) -> tuple[ctypes.Structure, int]:
+    """With the number of blocks: those for rope keys, then those for content."""
+    pages, table, num_rows = view.pages_JY, view.block_table_BJ, rows.latent_TR.shape[0]
+    tiles = -(-num_rows // tile)
+    rope_blocks = -(-tiles // ROPE_TILES)
     pointers = (x.data_ptr() for x in (*rows, *tokens, pages, table))
     strides = (*(2 * x.stride(0) for x in rows), pages.stride(0), table.stride(0))
+    sizes = (num_rows, tile, rope_blocks)
     clips = (view.fmt.content_clip, view.fmt.rope_clip)
-    return AppendArguments(
-        *pointers, *strides, _window(view), rows.latent_TR.shape[0], tile, *clips
-    )
+    arguments = AppendArguments(*pointers, *strides, _window(view), *sizes, *clips)
+    return arguments, rope_blocks + tiles
 
 
-def gather_arguments(tokens: Tokens, view: CacheView, out_TC: Tensor) -> ctypes.Structure:
+def gather_arguments(
+    tokens: Tokens, view: CacheView, out_TC: Tensor
+) -> tuple[ctypes.Structure, int]:
+    """With the number of blocks."""
     pages, table, lengths = view.pages_JY, view.block_table_BJ, view.lengths_B
     start = view.window_start_B
     tensors = (*tokens, pages, table, lengths, start, out_TC)
@@ -124,7 +133,8 @@ def gather_arguments(tokens: Tokens, view: CacheView, out_TC: Tensor) -> ctypes.
         lengths.stride(0),
         0 if start is None else start.stride(0),
     )
-    return GatherArguments(*pointers, *strides, _window(view), *integers)
+    arguments = GatherArguments(*pointers, *strides, _window(view), *integers)
+    return arguments, -(-out_TC.shape[0] // MOST_ROWS["gather"])
 
 
 def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
@@ -133,17 +143,16 @@ def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
     if num_rows:
         most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(view.pages_JY.device)
         tile = tile_rows(num_rows, most)
-        _run("append", append_arguments(rows, tokens, view, tile), view, -(-num_rows // tile))
+        _run("append", *append_arguments(rows, tokens, view, tile), view)
 
 
 def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
     """One launch."""
     if out_TC.shape[0]:
-        arguments = gather_arguments(tokens, view, out_TC)
-        _run("gather", arguments, view, -(-out_TC.shape[0] // MOST_ROWS))
+        _run("gather", *gather_arguments(tokens, view, out_TC), view)
 
 
-def _run(name: str, arguments: ctypes.Structure, view: CacheView, blocks: int) -> None:
+def _run(name: str, arguments: ctypes.Structure, blocks: int, view: CacheView) -> None:
     from cuda.bindings import driver
 
     device = view.pages_JY.device
@@ -151,7 +160,7 @@ def _run(name: str, arguments: ctypes.Structure, view: CacheView, blocks: int) -
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS[name], 1, 1
     config.sharedMemBytes = SHARED_BYTES[name]
     config.hStream = torch.cuda.current_stream(device).cuda_stream
     with torch.cuda.device(device):
