@@ -65,7 +65,7 @@ class Problem:
 
 
 @cache
-def _platform(device: torch.device) -> tuple[Platform, tuple[int, int] | None]:
+def platform_of(device: torch.device) -> tuple[Platform, tuple[int, int] | None]:
     if device.type != "cuda":
         require(device.type == "cpu", f"device {device} is neither 'cpu' nor 'cuda'", UsageError)
         return "cpu", None
@@ -81,7 +81,7 @@ def _problem(
     num_heads: int = 0,
     query_len: int = 0,
 ) -> Problem:
-    platform, capability = _platform(view.pages_JY.device)
+    platform, capability = platform_of(view.pages_JY.device)
     return Problem(
         operation=operation,
         platform=platform,
