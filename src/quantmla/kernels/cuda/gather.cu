@@ -1,10 +1,13 @@
 // Gather: tokens as decode reads them, into rows of bf16.
 //
-// A block takes 64 rows of the output. Its first 64 threads find out where each token is; then every warp
+// A block takes GATHER_ROWS rows of the output. As many threads find out where each token is; then every warp
 // takes one part of the channels, 8 lanes a row, 32 rows at a time, and one lane a row for the scales.
 #pragma once
 
 #define GATHER_THREADS 288  // eight warps with a content group each, and one for the rope key
+#ifndef GATHER_ROWS
+#define GATHER_ROWS 64  // of a block
+#endif
 #ifndef GATHER_BLOCKS
 #define GATHER_BLOCKS 2  // at once on a multiprocessor
 #endif
@@ -65,7 +68,7 @@ DEVICE void page_mean(u64 page, int chunk, float (&mean)[8]) {
 template <bool rope> DEVICE void gather_part(const GatherArguments& p, int part, int lane, int start) {
   const int quarter = lane >> 3, chunk = lane & 7, bits = rope ? 4 : CONTENT_BITS;
   const u32 channel = part * 128 + chunk * 16;
-  for (int first = 0; first < TOKENS; first += 32) {
+  for (int first = 0; first < GATHER_ROWS; first += 32) {
     V4 x[8];
     u32 words[8];
 #pragma unroll
@@ -104,8 +107,8 @@ template <bool rope> DEVICE void gather_part(const GatherArguments& p, int part,
 extern "C" __global__ void __launch_bounds__(GATHER_THREADS, GATHER_BLOCKS) gather(const __grid_constant__ GatherArguments p) {
   check_shared_base();
   const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31;
-  const int start = block_index() * TOKENS;
-  if (warp < 2) find_token(p, thread, start + thread);
+  const int start = block_index() * GATHER_ROWS;
+  if (thread < GATHER_ROWS) find_token(p, thread, start + thread);
   sync_block();
   if (warp < GROUPS)
     gather_part<false>(p, warp, lane, start);
