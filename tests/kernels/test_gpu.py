@@ -33,12 +33,19 @@ NAMES = [name for name in BACKENDS if name != "reference"]
 # Relative error that one fused multiply-add per dequantised value adds, whose constant
 # scale * (64 + zero point) is rounded to float16; 0 for backends that dequantise exactly.
 ALLOWANCE = {"triton": 0.0}
+# Operands in float16 keep 11 bits of three terms of a score: the query, its sums for zero points,
+# and scale * zero point. Scores of these cases stay below 8.
+LSE_ALLOWANCE = {"cuda": 3 * 8 * 2.0**-12}
 
 
 def skip_unless_able(name: str, problem: object) -> None:
     reason = import_module(BACKENDS[name]).why_not(problem)
     if reason is not None:
         pytest.skip(f"{name}: {reason}")
+
+
+def allowances(name: str) -> tuple[float, float]:
+    return ALLOWANCE.get(name, 0.0), LSE_ALLOWANCE.get(name, 0.0)
 
 
 def on_gpu(tokens: tuple) -> list:
@@ -55,7 +62,7 @@ def test_decode(name: str, case: Case) -> None:
     query, view = build(case, "cuda")
     skip_unless_able(name, decode_problem(query, view))
     part = decode(query, view, backend=name, num_splits=case.num_splits)
-    print(name, case.name, check(part, query, view, ALLOWANCE.get(name, 0.0)))
+    print(name, case.name, check(part, query, view, *allowances(name)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +104,7 @@ def test_graph_replay_with_other_lengths(name: str) -> None:
         _, other = build(replace(case, lengths=lengths), "cuda", seed)
         _copy_into(view, other)
         graph.replay()
-        check(part, query, view, ALLOWANCE.get(name, 0.0))
+        check(part, query, view, *allowances(name))
 
 
 def _copy_into(view: CacheView, other: CacheView) -> None:
@@ -120,9 +127,9 @@ def test_one_percent_in_one_heads_weight_is_caught(name: str) -> None:
     latent = query.latent_BSNR.float()
     latent[:, :, 3] *= 1.01
     wrong = DecodeQuery(latent.to(torch.bfloat16), query.rope_BSNE, query.softmax_scale)
-    check(decode(query, view, backend=name), query, view, ALLOWANCE.get(name, 0.0))
+    check(decode(query, view, backend=name), query, view, *allowances(name))
     with pytest.raises(AssertionError, match="head 3"):
-        check(decode(wrong, view, backend=name), query, view, ALLOWANCE.get(name, 0.0))
+        check(decode(wrong, view, backend=name), query, view, *allowances(name))
 
 
 APPENDS = [

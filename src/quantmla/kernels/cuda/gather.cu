@@ -6,7 +6,7 @@
 
 #define GATHER_THREADS 288  // eight warps with a content group each, and one for the rope key
 #ifndef GATHER_ROWS
-#define GATHER_ROWS 64  // of a block
+#define GATHER_ROWS 32  // of a block
 #endif
 #ifndef GATHER_BLOCKS
 #define GATHER_BLOCKS 2  // at once on a multiprocessor

@@ -17,7 +17,7 @@ SOURCES = {name: ("device.cuh", "rows.cuh", f"{name}.cu") for name in ("append",
 THREADS = {"append": 256, "gather": 288}  # APPEND_THREADS, GATHER_THREADS
 SHARED_BYTES = {"append": 8192, "gather": 1024}  # APPEND_SHARED, GATHER_SHARED
 BLOCKS_PER_MULTIPROCESSOR = 3  # as many as few rows are spread over
-MOST_ROWS = {"append": 32, "gather": 64}  # of a block
+MOST_ROWS = 32  # of a block
 ROPE_TILES = 8  # of a block that appends rope keys
 
 
@@ -90,7 +90,7 @@ def _load(name: str, macros: tuple[str, ...], device: torch.device) -> Loaded:
 
 def tile_rows(num_rows: int, blocks: int) -> int:
     """Rows of a block: a power of two, so few that `blocks` blocks have work."""
-    most = max(1, min(MOST_ROWS["append"], num_rows // blocks))
+    most = max(1, min(MOST_ROWS, num_rows // blocks))
     return 1 << (most.bit_length() - 1)
 
 
@@ -134,7 +134,7 @@ def gather_arguments(
         0 if start is None else start.stride(0),
     )
     arguments = GatherArguments(*pointers, *strides, _window(view), *integers)
-    return arguments, -(-out_TC.shape[0] // MOST_ROWS["gather"])
+    return arguments, -(-out_TC.shape[0] // MOST_ROWS)
 
 
 def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
