@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import Case, all_tokens, build
 
-from quantmla.bench import command, decode
+from quantmla.bench import append, command, decode
 from quantmla.bench.command import Request, bench_and_store
 from quantmla.bench.decode import CASES, DEQUANTIZED, Shape, needed_bytes, shapes_of
 from quantmla.errors import UsageError
+from quantmla.kernels.problem import Tokens
 
 
 def request(folder: Path, **changes) -> Request:
@@ -161,3 +163,22 @@ def test_shapes_that_do_not_fit_are_left_out(monkeypatch, capsys):
     names = [name for name, _ in decode.cases([huge, CASES["musts"][0]], None, ["fa3_mla"])]
     assert names == ["16 heads x 1, 32768 x 32, c4r4"]
     assert "left out: 16 heads x 1, 1048576 x 32 needs" in capsys.readouterr().err
+
+
+def test_rows_of_append_say_what_a_copy_would_take():
+    row = append._row("cuda", "c4r4", "prompt_8192", 8_000_000, {"cuda": 4.0, "copy": 3.0})
+    assert row["gb_per_s"] == 2000
+    assert row["share_of_copy"] == 0.75
+    assert "copy_us" not in append._row("cuda", "c4r4", "tokens_256", 1, {"cuda": 4.0})
+    assert {key for _, key, _ in append.COLUMNS} >= {"job", "us", "share_of_decode"}
+
+
+def test_appended_bytes_are_counted_once(monkeypatch):
+    """A prompt's rows are read and written once, and its pages written."""
+    view = build(Case(name="count", lengths=(130,)))[1]
+    tokens = all_tokens((128,))
+    job = append.Job("prompt_128", tokens, view, pages=2)
+    assert append._bytes(job) == 128 * 1152 * 2 + 2 * 20480
+    # a token each that ends a page: the page's other 63 rows are read back
+    ends = append.Job("ends", Tokens(*(x[:3] for x in tokens)), view, pages=3, layers=2)
+    assert append._bytes(ends) == 2 * (3 * 64 * 1152 + 3 * 1152 + 3 * 20480)

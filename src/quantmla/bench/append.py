@@ -23,6 +23,7 @@ LAYERS = 61  # of DeepSeek-V3: so many appends in one graph
 FED_CONTEXT, FED_HEADS = 8192, 16  # of the decode attention that the appends feed
 PROMPTS = (8192, 65536)
 GATHERED = 1 << 20  # tokens
+COPY = "copy"
 SMALLEST = "smallest_launch"  # one element is set to zero: what any launch costs
 COLUMNS = (
     ("backend", "backend", -9),
@@ -31,6 +32,7 @@ COLUMNS = (
     ("us", "us", 10),
     ("bytes", "bytes", 12),
     ("GB/s", "gb_per_s", 8),
+    ("of a copy", "share_of_copy", 9),
     ("us a layer", "us_per_layer", 10),
     ("of decode", "share_of_decode", 9),
 )
@@ -44,7 +46,7 @@ class Job(NamedTuple):
     layers: int = 1
 
 
-def _random_rows(count: int) -> Rows:
+def random_rows(count: int) -> Rows:
     latent = torch.randn(count, RANK, device="cuda").to(torch.bfloat16)
     return Rows(latent, torch.randn(count, ROPE, device="cuda").to(torch.bfloat16))
 
@@ -66,7 +68,7 @@ def _bytes(job: Job) -> int:
     return job.layers * (read + count * row + job.pages * job.view.layout.page_bytes)
 
 
-def _jobs(fmt_name: str, batch: int) -> Iterator[Job]:
+def append_jobs(fmt_name: str, batch: int = REQUESTS) -> Iterator[Job]:
     fmt = parse_format(fmt_name)
     many = synthetic_cache(1024, batch, fmt)
     yield Job(f"tokens_{batch}", _one_token_each(batch, 1000), many, 0)
@@ -78,13 +80,19 @@ def _jobs(fmt_name: str, batch: int) -> Iterator[Job]:
         yield Job(f"prompt_{count}", _prompt(count), one, count // fmt.page_size)
 
 
+def _copy(num_bytes: int) -> Callable[[], object]:
+    """torch's copy of half as many bytes, which moves so many: the rate that memory allows."""
+    source = torch.randint(0, 256, (num_bytes // 2,), dtype=torch.uint8, device="cuda")
+    return partial(torch.empty_like(source).copy_, source)
+
+
 def _repeated(call: Callable[[], object], times: int) -> None:
     for _ in range(times):
         call()
 
 
 def _measure_job(job: Job, backends: Sequence[str] | None, repetitions: int) -> list[Row]:
-    data, fmt = _random_rows(len(job.tokens.position_T)), job.view.fmt
+    data, fmt = random_rows(len(job.tokens.position_T)), job.view.fmt
     names = able(append_problem(data, job.tokens, job.view), backends)
     calls: dict[str, Callable[[], object]] = {
         name: partial(
@@ -98,8 +106,10 @@ def _measure_job(job: Job, backends: Sequence[str] | None, repetitions: int) -> 
         calls["decode"] = partial(decode, synthetic_query(batch, 1, FED_HEADS), fed)
         scratch = torch.ones(1, device="cuda")
         calls[SMALLEST] = scratch.zero_
+    elif job.pages:
+        calls[COPY] = _copy(_bytes(job))
     times = interleaved_us(calls, repetitions)
-    rows = [_row(name, fmt.name, job, times[name]) for name in names]
+    rows = [_row(name, fmt.name, job.name, _bytes(job), times) for name in names]
     if job.layers > 1:
         for row, name in zip(rows, names, strict=True):
             layer = times[name] / job.layers
@@ -113,16 +123,13 @@ def _measure_job(job: Job, backends: Sequence[str] | None, repetitions: int) -> 
     return rows
 
 
-def _row(backend: str, fmt: str, job: Job, us: float) -> Row:
-    moved = _bytes(job)
-    return {
-        "backend": backend,
-        "format": fmt,
-        "job": job.name,
-        "us": round(us, 2),
-        "bytes": moved,
-        "gb_per_s": round(moved / us / 1e3, 1),
-    }
+def _row(backend: str, fmt: str, job: str, moved: int, times: dict[str, float]) -> Row:
+    us = times[backend]
+    row: Row = {"backend": backend, "format": fmt, "job": job, "us": round(us, 2)}
+    row |= {"bytes": moved, "gb_per_s": round(moved / us / 1e3, 1)}
+    if COPY in times:
+        row |= {"copy_us": round(times[COPY], 2), "share_of_copy": round(times[COPY] / us, 3)}
+    return row
 
 
 def _measure_gather(fmt_name: str, backends: Sequence[str] | None, repetitions: int) -> list[Row]:
@@ -132,22 +139,13 @@ def _measure_gather(fmt_name: str, backends: Sequence[str] | None, repetitions: 
     tokens = Tokens(token // (GATHERED // 32), token % (GATHERED // 32))
     out = torch.empty(GATHERED, RANK + ROPE, dtype=torch.bfloat16, device="cuda")
     names = able(gather_problem(tokens, view, out), backends)
-    times = interleaved_us(
-        {name: partial(gather, tokens, view, out, backend=name) for name in names}, repetitions
-    )
     page = view.layout.page_bytes // fmt.page_size
     moved = GATHERED * (page + bf16_row_bytes(RANK, ROPE))
-    return [
-        {
-            "backend": name,
-            "format": fmt.name,
-            "job": f"gather_{GATHERED}",
-            "us": round(us, 2),
-            "bytes": moved,
-            "gb_per_s": round(moved / us / 1e3, 1),
-        }
-        for name, us in times.items()
-    ]
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(gather, tokens, view, out, backend=name) for name in names
+    }
+    times = interleaved_us(calls | {COPY: _copy(moved)}, repetitions)
+    return [_row(name, fmt.name, f"gather_{GATHERED}", moved, times) for name in names]
 
 
 def measure(
@@ -158,7 +156,7 @@ def measure(
 ) -> list[Row]:
     """One token each, with no page or every page complete; prompts of several lengths; gather."""
     rows: list[Row] = []
-    for job in _jobs(fmt_name, batch):
+    for job in append_jobs(fmt_name, batch):
         rows += _measure_job(job, backends, repetitions)
     torch.cuda.empty_cache()
     return rows + _measure_gather(fmt_name, backends, repetitions)

@@ -143,20 +143,24 @@ def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
     if num_rows:
         most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(view.pages_JY.device)
         tile = tile_rows(num_rows, most)
-        _run("append", *append_arguments(rows, tokens, view, tile), view)
+        launch("append", append_arguments(rows, tokens, view, tile), view)
 
 
 def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
     """One launch."""
     if out_TC.shape[0]:
-        _run("gather", *gather_arguments(tokens, view, out_TC), view)
+        launch("gather", gather_arguments(tokens, view, out_TC), view)
 
 
-def _run(name: str, arguments: ctypes.Structure, blocks: int, view: CacheView) -> None:
+def launch(
+    name: str, what: tuple[ctypes.Structure, int], view: CacheView, macros: tuple[str, ...] = ()
+) -> None:
+    """Arguments and number of blocks to torch's current stream; `macros` beside the layout's."""
     from cuda.bindings import driver
 
+    arguments, blocks = what
     device = view.pages_JY.device
-    kernel = _load(name, defines(view.layout), device).kernel
+    kernel = _load(name, defines(view.layout) + macros, device).kernel
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
