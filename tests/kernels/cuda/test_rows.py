@@ -60,7 +60,7 @@ def _library(folder: Path, name: str, fmt: str) -> ctypes.CDLL:
     entry = entry.replace("USED_THREADS", shared.replace("SHARED", "THREADS"))
     code = [
         (HERE / "emulator.hpp").read_text(),
-        (HERE / "emulated_rows.cpp").read_text(),
+        (HERE / "emulated_places.cpp").read_text(),
         *(source(part) for part in SOURCES[name] if part != "device.cuh"),
         entry.replace("KERNEL", name),
     ]

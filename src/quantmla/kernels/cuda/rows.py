@@ -13,7 +13,7 @@ from quantmla.kernels.cuda.launch import check, multiprocessors
 from quantmla.kernels.problem import Rows, Tokens
 from quantmla.quant.layout import PageLayout
 
-SOURCES = {name: ("device.cuh", "rows.cuh", f"{name}.cu") for name in ("append", "gather")}
+SOURCES = {name: ("device.cuh", "places.cuh", f"{name}.cu") for name in ("append", "gather")}
 THREADS = {"append": 256, "gather": 288}  # APPEND_THREADS, GATHER_THREADS
 SHARED_BYTES = {"append": 8192, "gather": 1024}  # APPEND_SHARED, GATHER_SHARED
 BLOCKS_PER_MULTIPROCESSOR = 3  # as many as few rows are spread over

@@ -1,4 +1,4 @@
-// What rows.cuh needs beyond device.cuh, for the emulator; compiled between the two.
+// What places.cuh needs beyond device.cuh, for the emulator; compiled between the two.
 #define EMULATED
 DEVICE float bf16_value(u32 bits) { return as_float(bits << 16); }
 template <class F> u32 per_bf16(u32 a, u32 b, F f) {
