@@ -8,6 +8,7 @@ import torch
 from cases import Case, all_tokens, build
 
 from quantmla.bench import append, command, decode
+from quantmla.bench.baselines import TORCH
 from quantmla.bench.command import Request, bench_and_store
 from quantmla.bench.decode import CASES, DEQUANTIZED, Shape, needed_bytes, shapes_of
 from quantmla.errors import UsageError
@@ -157,8 +158,10 @@ def test_shapes_of_the_goals_and_of_the_paper():
 def test_shapes_that_do_not_fit_are_left_out(monkeypatch, capsys):
     huge = Shape(16, 1, 1 << 20, 32)
     # packed 320, bf16 1152 and 8 bytes of indices a token
-    assert 49e9 < needed_bytes(huge, True) < 53e9
-    assert needed_bytes(huge, False) < 14e9
+    assert 49e9 < needed_bytes(huge, ["fa3_mla"]) < 53e9
+    assert needed_bytes(huge, []) < 14e9
+    # 96 bytes for 16 heads' scores
+    assert needed_bytes(huge, [TORCH]) - needed_bytes(huge, ["fa3_mla"]) == (96 << 20) * 32
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 << 30, 24 << 30))
     names = [name for name, _ in decode.cases([huge, CASES["musts"][0]], None, ["fa3_mla"])]
     assert names == ["16 heads x 1, 32768 x 32, c4r4"]

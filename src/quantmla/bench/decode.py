@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quantmla.bench.able import able
-from quantmla.bench.baselines import BASELINES, Bf16Cache, bf16_cache, load
+from quantmla.bench.baselines import BASELINES, TORCH, Bf16Cache, bf16_cache, load
 from quantmla.bench.inputs import RANK, ROPE, synthetic_cache, synthetic_query
 from quantmla.bench.timing import FLUSH_BYTES, interleaved_us
 from quantmla.cache.view import CacheView
@@ -69,12 +69,14 @@ def shapes_of(cases: str, formats: Sequence[str] | None) -> list[Shape]:
     return list(dict.fromkeys(shape._replace(format=name) for name in names for shape in shapes))
 
 
-def needed_bytes(shape: Shape, baseline: bool) -> int:
+def needed_bytes(shape: Shape, baselines: Sequence[str]) -> int:
     """Device memory of a shape: packed pages, the bf16 rows beside them, and what is flushed."""
     page = page_layout(RANK, ROPE, parse_format(shape.format)).page_bytes
     tokens = shape.context * shape.batch
-    bf16 = bf16_row_bytes(RANK, ROPE) if baseline else 0
-    return tokens * (page // 64 + bf16 + 8) + FLUSH_BYTES + (2 << 30)
+    bf16 = bf16_row_bytes(RANK, ROPE) if baselines else 0
+    # torch makes scores, masks them, and makes probabilities
+    scores = 6 * shape.heads * shape.query_len if TORCH in baselines else 0
+    return tokens * (page // 64 + bf16 + scores + 8) + FLUSH_BYTES + (2 << 30)
 
 
 def _gather_first(
@@ -141,7 +143,7 @@ def cases(
 ) -> Iterator[tuple[str, Callable[[], list[Row]]]]:
     """Every shape that fits the GPU's memory, and what measures it."""
     for shape in shapes:
-        need, free = needed_bytes(shape, bool(baselines)), torch.cuda.mem_get_info()[0]
+        need, free = needed_bytes(shape, baselines), torch.cuda.mem_get_info()[0]
         name = f"{shape.heads} heads x {shape.query_len}, {shape.context} x {shape.batch}"
         if need > free:
             say(f"left out: {name} needs {need / 1e9:.0f} GB, {free / 1e9:.0f} GB are free", True)
