@@ -183,5 +183,5 @@ def test_appended_bytes_are_counted_once(monkeypatch):
     job = append.Job("prompt_128", tokens, view, pages=2)
     assert append._bytes(job) == 128 * 1152 * 2 + 2 * 20480
     # a token each that ends a page: the page's other 63 rows are read back
-    ends = append.Job("ends", Tokens(*(x[:3] for x in tokens)), view, pages=3, layers=2)
+    ends = append.Job("ends", Tokens(*(x[:3] for x in tokens)), view, 3, read_back=189, layers=2)
     assert append._bytes(ends) == 2 * (3 * 64 * 1152 + 3 * 1152 + 3 * 20480)

@@ -42,7 +42,8 @@ class Job(NamedTuple):
     name: str
     tokens: Tokens
     view: CacheView
-    pages: int  # that are completed
+    pages: int = 0  # that are completed
+    read_back: int = 0  # their rows that came before
     layers: int = 1
 
 
@@ -62,18 +63,24 @@ def _prompt(count: int) -> Tokens:
 
 
 def _bytes(job: Job) -> int:
-    """Read once and written to the window; a page is read again where only its end is new."""
-    row, count = bf16_row_bytes(RANK, ROPE), len(job.tokens.position_T)
-    read = max(count, job.pages * job.view.fmt.page_size) * row
-    return job.layers * (read + count * row + job.pages * job.view.layout.page_bytes)
+    """Rows are read once and written to the window; a page's earlier rows are read again."""
+    rows = 2 * len(job.tokens.position_T) + job.read_back
+    page = job.view.layout.page_bytes
+    return job.layers * (rows * bf16_row_bytes(RANK, ROPE) + job.pages * page)
 
 
 def append_jobs(fmt_name: str, batch: int = REQUESTS) -> Iterator[Job]:
     fmt = parse_format(fmt_name)
     many = synthetic_cache(1024, batch, fmt)
-    yield Job(f"tokens_{batch}", _one_token_each(batch, 1000), many, 0)
-    yield Job(f"tokens_{batch}_x{LAYERS}", _one_token_each(batch, 1000), many, 0, LAYERS)
-    yield Job(f"tokens_{batch}_all_pack", _one_token_each(batch, 1023), many, batch)
+    before = fmt.page_size - 1
+    none, every = _one_token_each(batch, 1000), _one_token_each(batch, 1023)
+    # as in use: one token in 64 ends a page
+    few = every.sequence_T % fmt.page_size == 0
+    some = Tokens(none.sequence_T, torch.where(few, every.position_T, none.position_T))
+    ends = -(-batch // fmt.page_size)
+    yield Job(f"tokens_{batch}", none, many)
+    yield Job(f"tokens_{batch}_in_use_x{LAYERS}", some, many, ends, before * ends, LAYERS)
+    yield Job(f"tokens_{batch}_all_pack", every, many, batch, before * batch)
     longest = max(PROMPTS)
     one = synthetic_cache(longest, 1, fmt, window_width=longest // 64)  # keeps all rows
     for count in PROMPTS:
