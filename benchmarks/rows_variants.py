@@ -2,8 +2,8 @@
 
     python benchmarks/rows_variants.py OUT
 
-`nopack` keeps rows and packs nothing, `nokeep` packs and keeps nothing: for time only. Writes
-rows_<gpu>_<yyyymmdd>.json, microseconds by job and variant.
+`nopack` keeps rows and packs nothing, `nokeep` packs and keeps nothing, `norope` leaves rope keys
+out: for time only. Writes rows_<gpu>_<yyyymmdd>.json, microseconds by job and variant.
 """
 
 import argparse
@@ -32,6 +32,13 @@ def append_tiles(
     cuda.launch("append", cuda.append_arguments(data, tokens, view, tile), view, macros)
 
 
+def without_rope(data: Rows, tokens: Tokens, view: CacheView, tile: int) -> None:
+    arguments, blocks = cuda.append_arguments(data, tokens, view, tile)
+    blocks -= arguments.rope_blocks
+    arguments.rope_blocks = 0
+    cuda.launch("append", (arguments, blocks), view)
+
+
 def append_variants(job: Job) -> dict[str, Callable[[], object]]:
     data, tokens, view = random_rows(len(job.tokens.position_T)), job.tokens, job.view
     count = len(tokens.position_T)
@@ -54,9 +61,8 @@ def append_variants(job: Job) -> dict[str, Callable[[], object]]:
         f"blocks{n}": partial(append_tiles, data, tokens, view, tile, (f"-DAPPEND_BLOCKS={n}",))
         for n in (2, 4)
     }
-    return calls | {
-        name: partial(append_tiles, data, tokens, v, tile) for name, v in nowhere.items()
-    }
+    calls |= {name: partial(append_tiles, data, tokens, v, tile) for name, v in nowhere.items()}
+    return calls | {"norope": partial(without_rope, data, tokens, view, tile)}
 
 
 def gather_rows(tokens: Tokens, view: CacheView, out: torch.Tensor, rows: int, blocks: int) -> None:

@@ -13,8 +13,6 @@ DEVICE float divide(float a, float b) { return a / b; }
 DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE float lesser(float a, float b) { return fminf(a, b); }
 DEVICE float greater(float a, float b) { return fmaxf(a, b); }
-DEVICE double lds_double(u32 a) { return emulator::load<double>(a); }
-DEVICE void sts_double(u32 a, double v) { emulator::store(a, v); }
 DEVICE float apart(float x) { return x; }
 DEVICE double shuffle_xor(double x, int mask) {
   u64 bits;

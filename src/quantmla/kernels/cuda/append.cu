@@ -5,9 +5,8 @@
 //   from registers both to the window and to its place in the page, if the page's end is in this call too.
 //   It is on its way from memory while its places are looked up. Rows that came earlier of a page that
 //   ends here are read back from the window.
-// - Blocks for the rope key take two tiles, four warps each. A page that ends in one is packed whole, for
-//   its mean is of all its rows: a warp takes 16 of them.
-// Every third block is one for the rope key, of the two tiles before it.
+// - Blocks for the rope key take a tile for each warp. A page that ends in it is packed whole, for its mean
+//   is of all its rows: much more work for one warp than a content group, so these blocks are the first.
 #pragma once
 
 struct AppendArguments {
@@ -17,7 +16,7 @@ struct AppendArguments {
   const int* block_table;
   i64 latent_stride, rope_stride, page_stride, block_table_stride;  // the first three in bytes
   Window window;
-  int num_rows, tile;
+  int num_rows, tile, rope_blocks;
   float content_clip, rope_clip;
 };
 
@@ -30,13 +29,11 @@ struct AppendArguments {
 #define AT_KEEP SHARED_BASE        // of the tile
 #define AT_SINK (AT_KEEP + 256)
 #define AT_SLOT (AT_SINK + 256)
-#define AT_OLD (AT_SLOT + 256)     // of a page that was begun earlier: all its rows that are not packed yet
+#define AT_OLD (AT_SLOT + 256)     // of a page's rows that came earlier, in the window
 #define AT_OLD_SLOT (AT_OLD + 512)
 #define AT_ENDS (AT_OLD_SLOT + 512)  // one bit for each row that ends such a page
-#define ROPE_PLACES 640            // of each warp: AT_KEEP, AT_SINK and then its rows of a page
-#define ROPE_SUMS 2048             // of each tile: float64 [4 warps][64 channels]
-#define AT_SUMS (SHARED_BASE + APPEND_WARPS * ROPE_PLACES)
-#define APPEND_SHARED (APPEND_WARPS * ROPE_PLACES + 2 * ROPE_SUMS)
+#define ROPE_PLACES 1024           // of each warp: AT_KEEP, AT_SINK and then the rows of a page
+#define APPEND_SHARED (APPEND_WARPS * ROPE_PLACES)
 
 static_assert(AT_ZEROS + 640 == AT_MEAN && AT_MEAN + 128 == PAGE_BYTES, "a page without padding");
 
@@ -123,56 +120,48 @@ DEVICE void pack_content(const AppendArguments& p, const V4 (&x)[8], u32 slots, 
   }
 }
 
-// 16 bytes of each of n rows of a tile, from row `first`, for this lane.
-template <int n> DEVICE void load_rows(V4 (&x)[n], const AppendArguments& p, u64 rows, i64 stride, int start, int first, int lane) {
+// 16 bytes of each of 8 rows of a tile, for this lane.
+DEVICE void load_rows(V4 (&x)[8], const AppendArguments& p, u64 rows, i64 stride, int start, int lane) {
 #pragma unroll
-  for (int j = 0; j < n; j++) {
-    int r = first + 4 * j + (lane >> 3), row = start + r;
+  for (int j = 0; j < 8; j++) {
+    int r = 4 * j + (lane >> 3), row = start + r;
     x[j] = load16(r < p.tile && row < p.num_rows ? rows + row * stride : 0, (lane & 7) * 16);
   }
 }
 // The same to the window, and to sinks if there are any: addresses at `keep` and `sink`.
-template <int n> DEVICE void store_rows(const V4 (&x)[n], u32 keep, u32 sink, u32 channel, int lane) {
+DEVICE void store_rows(const V4 (&x)[8], u32 keep, u32 sink, u32 channel, int lane) {
   const int quarter = lane >> 3;
 #pragma unroll
-  for (int j = 0; j < n; j++) store16(lds_u64(keep + 8 * (4 * j + quarter)), channel + (lane & 7) * 16, x[j]);
-  if (vote(lane < 4 * n && lds_u64(sink + 8 * lane) != 0))
+  for (int j = 0; j < 8; j++) store16(lds_u64(keep + 8 * (4 * j + quarter)), channel + (lane & 7) * 16, x[j]);
+  if (vote(lds_u64(sink + 8 * lane) != 0))
 #pragma unroll
-    for (int j = 0; j < n; j++) store16(lds_u64(sink + 8 * (4 * j + quarter)), channel + (lane & 7) * 16, x[j]);
+    for (int j = 0; j < 8; j++) store16(lds_u64(sink + 8 * (4 * j + quarter)), channel + (lane & 7) * 16, x[j]);
 }
 
-// The mean of 8 channels over the page, as stored. Sums of bf16 values are exact in float64, in any order.
-DEVICE void rope_mean(u64 page, const V4 (&x)[4], int tile, int part, int lane, float (&mean)[8]) {
+// The mean of 8 channels over the page, as stored. Sums of bf16 values are exact in float64.
+DEVICE void rope_mean(u64 page, u32 rows, int lane, float (&mean)[8]) {
   const int quarter = lane >> 3, chunk = lane & 7;
-  const u32 sums = AT_SUMS + tile * ROPE_SUMS + chunk * 64;
   double sum[8] = {};
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    u32 pairs[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
+#pragma unroll 8
+  for (int j = 0; j < 16; j++) {
+    V4 x = load16(lds_u64(rows + 8 * (4 * j + quarter)), chunk * 16);
+    u32 pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[2 * i] += (double)bf16_low(pairs[i]), sum[2 * i + 1] += (double)bf16_high(pairs[i]);
   }
+  u32 halves[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     sum[i] += shuffle_xor(sum[i], 8);
     sum[i] += shuffle_xor(sum[i], 16);
-    if (quarter == 0) sts_double(sums + part * 512 + 8 * i, sum[i]);
-  }
-  sync_named(1 + tile, 128);
-  u32 halves[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    double exact = 0;
-#pragma unroll
-    for (int q = 0; q < 4; q++) exact += lds_double(sums + q * 512 + 8 * i);
-    exact *= 1.0 / TOKENS;
+    double exact = sum[i] * (1.0 / TOKENS);
     exact = exact < -65504.0 ? -65504.0 : exact > 65504.0 ? 65504.0 : exact;
     halves[i] = pack_half2((float)exact, 0.0f) & 0xffff;
     mean[i] = half_low(halves[i]);
   }
-  if (part == 0 && quarter == 0)
+  if (quarter == 0)
     store16(page, AT_MEAN + chunk * 16, V4{halves[0] | halves[1] << 16, halves[2] | halves[3] << 16,
-                                           halves[4] | halves[5] << 16, halves[6] | halves[7] << 16});
+                                              halves[4] | halves[5] << 16, halves[6] | halves[7] << 16});
 }
 
 DEVICE void centred(V4 x, const float (&mean)[8], float (&y)[8]) {
@@ -199,30 +188,37 @@ DEVICE u32 rope_word(const float (&y)[8], float scale, float least) {
   return word - as_bits(least) * 0x11111111u;
 }
 
-// 16 rows of a page's rope key, from row `first`: 8 lanes a row, 4 lanes a band.
-DEVICE void pack_rope(const AppendArguments& p, u64 page, int first, const V4 (&x)[4], const float (&mean)[8], int lane) {
+// A whole page's rope key, whose rows' addresses are at `rows`: 8 lanes a row, 4 lanes a band.
+DEVICE void pack_rope(const AppendArguments& p, u64 page, u32 rows, int lane) {
   const int quarter = lane >> 3, chunk = lane & 7;
-  float y[8], low = 0.0f, high = 0.0f;  // of the row j = chunk % 4: one lane for each band of a row
+  float mean[8], y[8];
+  rope_mean(page, rows, lane, mean);
+  for (int first = 0; first < TOKENS; first += 16) {
+    V4 x[4];
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    centred(x[j], mean, y);
-    float least = y[0], most = y[0];
+    for (int j = 0; j < 4; j++) x[j] = load16(lds_u64(rows + 8 * (first + 4 * j + quarter)), chunk * 16);
+    float low = 0.0f, high = 0.0f;  // of the row j = chunk % 4: one lane for each band of a row
 #pragma unroll
-    for (int i = 1; i < 8; i++) least = lesser(least, y[i]), most = greater(most, y[i]);
+    for (int j = 0; j < 4; j++) {
+      centred(x[j], mean, y);
+      float least = y[0], most = y[0];
 #pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2)
-      least = lesser(least, shuffle_xor(least, mask)), most = greater(most, shuffle_xor(most, mask));
-    if (j == (chunk & 3)) low = least, high = most;
-  }
-  Codes c = codes_of(low, high, p.rope_clip, ROPE_TOP);
-  write_metadata(page + first + 4 * (chunk & 3) + quarter, GROUPS + (chunk >> 2), c);
+      for (int i = 1; i < 8; i++) least = lesser(least, y[i]), most = greater(most, y[i]);
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    int lender = (lane & 28) | j;
-    float scale = as_float((u32)shuffle((int)as_bits(c.scale), lender));
-    float least = as_float((u32)shuffle((int)as_bits(c.least), lender));
-    centred(x[j], mean, y);
-    store4(page, AT_ROPE + (first + 4 * j + quarter) * 32 + chunk * 4, rope_word(y, scale, least));
+      for (int mask = 1; mask < 4; mask *= 2)
+        least = lesser(least, shuffle_xor(least, mask)), most = greater(most, shuffle_xor(most, mask));
+      if (j == (chunk & 3)) low = least, high = most;
+    }
+    Codes c = codes_of(low, high, p.rope_clip, ROPE_TOP);
+    write_metadata(page + first + 4 * (chunk & 3) + quarter, GROUPS + (chunk >> 2), c);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int lender = (lane & 28) | j;
+      float scale = as_float((u32)shuffle((int)as_bits(c.scale), lender));
+      float least = as_float((u32)shuffle((int)as_bits(c.least), lender));
+      centred(x[j], mean, y);
+      store4(page, AT_ROPE + (first + 4 * j + quarter) * 32 + chunk * 4, rope_word(y, scale, least));
+    }
   }
 }
 
@@ -233,27 +229,27 @@ DEVICE u64 page_of(const AppendArguments& p, int sequence, int position) {
 
 struct Place {
   int sequence, position;  // sequence < 0: padding
-  u64 slot;                // 0 as well if the row is packed with the page's earlier ones
-  bool end, old;           // it ends a page; of which some rows came before this call
+  bool end, old;           // it ends a page, some of whose rows came earlier
+  u64 slot;
 };
-// Where row `row` goes: a lane's own row r of the tile.
+// Where row `row` goes: a lane's own row of a tile.
 DEVICE Place place_row(const AppendArguments& p, int r, int row, u32 keep, u32 sink) {
   bool there = r < p.tile && row < p.num_rows;
-  Place q = {there ? p.sequences[row] : -1, there ? p.positions[row] : 0, 0, false, false};
+  Place q = {there ? p.sequences[row] : -1, there ? p.positions[row] : 0, false, false, 0};
   u64 kept = 0, sunk = 0;
   if (q.sequence >= 0) {
-    int offset = q.position % TOKENS, first = row - offset, last = first + TOKENS - 1;
+    int offset = q.position % TOKENS, last = row + TOKENS - 1 - offset;
     bool whole = last < p.num_rows && p.sequences[last] == q.sequence;
-    bool begun = first < 0 || p.sequences[first] != q.sequence;
     kept = window_row(p.window, q.sequence, q.position), sunk = sink_row(p.window, q.sequence, q.position);
     if (whole) q.slot = page_of(p, q.sequence, q.position);
-    q.end = last == row && q.slot, q.old = q.end && begun;
-    if (q.slot) q.slot = begun && last < row - r + p.tile ? 0 : q.slot + offset;
+    if (q.slot) q.slot += offset;
+    q.end = offset == TOKENS - 1 && q.slot;
+    q.old = q.end && (row < TOKENS - 1 || p.sequences[row - (TOKENS - 1)] != q.sequence);
   }
   sts_u64(keep + 8 * r, kept), sts_u64(sink + 8 * r, sunk);
   return q;
 }
-// Row r of the page that ends with row `row`: its row in this call, or (here < 0) its place in the window.
+// Row r of the page that ends with row `row`: its row in this call, or else (returned) its place in the window.
 DEVICE u64 place_old(const AppendArguments& p, int sequence, int position, int row, int r, int& here) {
   here = row - (TOKENS - 1) + r;
   if (here >= 0 && p.sequences[here] == sequence) return 0;
@@ -263,7 +259,7 @@ DEVICE u64 place_old(const AppendArguments& p, int sequence, int position, int r
 
 DEVICE void append_content(const AppendArguments& p, int start, int warp, int lane) {
   V4 x[8];
-  load_rows(x, p, (u64)p.latent + warp * 128, p.latent_stride, start, 0, lane);
+  load_rows(x, p, (u64)p.latent + warp * 128, p.latent_stride, start, lane);
   if (warp == 0) {
     Place q = place_row(p, lane, start + lane, AT_KEEP, AT_SINK);
     sts_u64(AT_SLOT + 8 * lane, q.slot);
@@ -278,14 +274,11 @@ DEVICE void append_content(const AppendArguments& p, int start, int warp, int la
     sync_block();  // the page before is done
     if (warp < 2) {
       int here, sequence = p.sequences[row], position = p.positions[row];
-      u64 from = place_old(p, sequence, position, row, thread, here);
-      if (here >= start) from = (u64)p.latent + here * p.latent_stride;  // others are packed where they are
-      sts_u64(AT_OLD + 8 * thread, from);
-      sts_u64(AT_OLD_SLOT + 8 * thread, from ? page_of(p, sequence, position) + thread : 0);
+      u64 old = place_old(p, sequence, position, row, thread, here);
+      sts_u64(AT_OLD + 8 * thread, old);
+      sts_u64(AT_OLD_SLOT + 8 * thread, old ? page_of(p, sequence, position) + thread : 0);
     }
     sync_block();
-    u64 later = lds_u64(AT_OLD + 8 * (32 + lane));
-    if (later) prefetch(later + warp * 128);
     for (int first = 0; first < TOKENS; first += 32) {
 #pragma unroll
       for (int j = 0; j < 8; j++)
@@ -295,40 +288,31 @@ DEVICE void append_content(const AppendArguments& p, int start, int warp, int la
   }
 }
 
-// A warp's eight rows of a tile, and its 16 of each page that ends there.
 DEVICE void append_rope(const AppendArguments& p, int start, int warp, int lane) {
-  const int tile = warp >> 2, part = warp & 3;
   const u32 keep = SHARED_BASE + warp * ROPE_PLACES, sink = keep + 256, rows = keep + 512;
-  V4 own[2];
-  load_rows(own, p, (u64)p.k_rope, p.rope_stride, start, 8 * part, lane);
+  V4 x[8];
+  load_rows(x, p, (u64)p.k_rope, p.rope_stride, start, lane);
   Place q = place_row(p, lane, start + lane, keep, sink);
   sync_warp();
-  store_rows(own, keep + 64 * part, sink + 64 * part, LATENT_BYTES, lane);
+  store_rows(x, keep, sink, LATENT_BYTES, lane);
   for (u32 ends = vote(q.end); ends; ends &= ends - 1) {
     const int r = first_set(ends), sequence = shuffle(q.sequence, r), position = shuffle(q.position, r);
-    const u64 page = page_of(p, sequence, position);
-    if (lane < 16) {
+    for (int i = lane; i < TOKENS; i += 32) {
       int here;
-      u64 old = place_old(p, sequence, position, start + r, 16 * part + lane, here);
-      sts_u64(rows + 8 * lane, here >= 0 ? (u64)p.k_rope + here * p.rope_stride : old ? old + LATENT_BYTES : 0);
+      u64 old = place_old(p, sequence, position, start + r, i, here);
+      sts_u64(rows + 8 * i, here >= 0 ? (u64)p.k_rope + here * p.rope_stride : old ? old + LATENT_BYTES : 0);
     }
     sync_warp();
-    V4 x[4];
-    float mean[8];
-#pragma unroll
-    for (int j = 0; j < 4; j++) x[j] = load16(lds_u64(rows + 8 * (4 * j + (lane >> 3))), (lane & 7) * 16);
-    rope_mean(page, x, tile, part, lane, mean);
-    pack_rope(p, page, 16 * part, x, mean, lane);
-    sync_named(1 + tile, 128);  // before the next page's rows and sums
+    pack_rope(p, page_of(p, sequence, position), rows, lane);
+    sync_warp();  // before the next page's rows
   }
 }
 
 extern "C" __global__ void __launch_bounds__(APPEND_THREADS, APPEND_BLOCKS) append(const __grid_constant__ AppendArguments p) {
   check_shared_base();
-  const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31;
-  const int pair = block_index() / 3, kind = block_index() % 3;
-  if (kind == 2)
-    append_rope(p, (2 * pair + (warp >> 2)) * p.tile, warp, lane);
+  const int thread = thread_index(), warp = uniform(thread >> 5), lane = thread & 31, block = block_index();
+  if (block < p.rope_blocks)
+    append_rope(p, (block * APPEND_WARPS + warp) * p.tile, warp, lane);
   else
-    append_content(p, (2 * pair + kind) * p.tile, warp, lane);
+    append_content(p, (block - p.rope_blocks) * p.tile, warp, lane);
 }

@@ -44,8 +44,6 @@ DEVICE void store16(u64 a, u32 offset, V4 v) {
 STORE(store4, "b32")
 STORE(store2, "u16")
 STORE(store1, "u8")
-DEVICE double lds_double(u32 a) { double v; asm volatile("ld.shared.f64 %0, [%1];" : "=d"(v) : "r"(a) : "memory"); return v; }
-DEVICE void sts_double(u32 a, double v) { asm volatile("st.shared.f64 [%0], %1;" ::"r"(a), "d"(v) : "memory"); }
 DEVICE float apart(float x) { asm volatile("" : "+f"(x)); return x; }  // no fused multiply-add with what follows
 #endif
 

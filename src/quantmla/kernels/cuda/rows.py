@@ -15,9 +15,10 @@ from quantmla.quant.layout import PageLayout
 
 SOURCES = {name: ("device.cuh", "places.cuh", f"{name}.cu") for name in ("append", "gather")}
 THREADS = {"append": 256, "gather": 288}  # APPEND_THREADS, GATHER_THREADS
-SHARED_BYTES = {"append": 9216, "gather": 1024}  # APPEND_SHARED, GATHER_SHARED
+SHARED_BYTES = {"append": 8192, "gather": 1024}  # APPEND_SHARED, GATHER_SHARED
 BLOCKS_PER_MULTIPROCESSOR = 3  # as many as few rows are spread over
 MOST_ROWS = 32  # of a block
+ROPE_TILES = 8  # of a block that appends rope keys
 
 
 def _structure(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
@@ -38,7 +39,7 @@ AppendArguments = _structure(
     *_of(POINTER, "latent", "k_rope", "sequences", "positions", "pages", "block_table"),
     *_of(INT64, "latent_stride", "rope_stride", "page_stride", "block_table_stride"),
     ("window", Window),
-    *_of(INT32, "num_rows", "tile"),
+    *_of(INT32, "num_rows", "tile", "rope_blocks"),
     *_of(FLOAT, "content_clip", "rope_clip"),
 )
 GatherArguments = _structure(
@@ -105,13 +106,16 @@ def _window(view: CacheView) -> ctypes.Structure:
 def append_arguments(
     rows: Rows, tokens: Tokens, view: CacheView, tile: int
 ) -> tuple[ctypes.Structure, int]:
-    """With the number of blocks: two for content, then one for the rope keys of their rows."""
+    """With the number of blocks: those for rope keys, then those for content."""
     pages, table, num_rows = view.pages_JY, view.block_table_BJ, rows.latent_TR.shape[0]
+    tiles = -(-num_rows // tile)
+    rope_blocks = -(-tiles // ROPE_TILES)
     pointers = (x.data_ptr() for x in (*rows, *tokens, pages, table))
     strides = (*(2 * x.stride(0) for x in rows), pages.stride(0), table.stride(0))
+    sizes = (num_rows, tile, rope_blocks)
     clips = (view.fmt.content_clip, view.fmt.rope_clip)
-    arguments = AppendArguments(*pointers, *strides, _window(view), num_rows, tile, *clips)
-    return arguments, 3 * -(-num_rows // (2 * tile))
+    arguments = AppendArguments(*pointers, *strides, _window(view), *sizes, *clips)
+    return arguments, rope_blocks + tiles
 
 
 def gather_arguments(
