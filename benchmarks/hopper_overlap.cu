@@ -23,11 +23,6 @@ DEVICE void mma_shared(float (&d)[8], u64 a, u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, 1, 1, 1, 0, 0;"
                : D(0) : "l"(a), "l"(b));
 }
-DEVICE void mma_warp(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 DEVICE u32 products(u64 end, float& total) {
   u32 rounds = 0, a[4];
   for (int i = 0; i < 4; i++) a[i] = threadIdx.x * (i + 1) & 0x03ff03ff;

@@ -106,6 +106,21 @@ class EvaluationRequest:
     device: str = "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRequest:
+    """What `quantmla analyze` was asked."""
+
+    model: str
+    output: str  # folder
+    preset: str = "default"
+    studies: tuple[str, ...] = ()  # none: all
+    texts: tuple[str, ...] = ()  # files; none: the packaged two
+    budget: float | None = None  # bytes per token and layer, for a bit plan
+    device: str = "auto"
+    resume: bool = False
+    overwrite: bool = False
+
+
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
     """A checked recipe; UsageError names the key and what is allowed."""
     try:

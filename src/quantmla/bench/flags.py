@@ -1,8 +1,9 @@
 """The flags of `quantmla bench`; imports nothing heavy until it runs."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
+
+from quantmla.arguments import names
 
 CASES = ("musts", "paper", "all")
 RESULTS = Path("benchmarks/results")
@@ -18,8 +19,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def add_flags(parser: argparse.ArgumentParser, names: Callable[[str], tuple[str, ...]]) -> None:
-    """`names` reads A,B."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("what", metavar="WHAT", choices=("decode", "append"), help="decode or append")
     add("--backend", type=names, metavar="A,B", help="such as triton (default: all that can)")
