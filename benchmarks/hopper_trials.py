@@ -14,6 +14,7 @@ class Trial:
     columns: int
     warpgroups: int
     stages: int
+    split: bool = False
     defines: tuple[str, ...] = ()
     replace: tuple[tuple[str, str], ...] = ()
     right: bool = True  # False: a part of the work is left out, to see what it costs
@@ -35,7 +36,7 @@ NO_SOFTMAX = (
     "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
 NO_PREPARING = (
-    "    for (u32 first = 0; first < 10; first += 4) "
+    "  for (u32 first = 0; first < 10; first += 4) "
     "prepare_groups(stage, prepared, lane, first, shift);\n",
     "",
 )
@@ -72,6 +73,10 @@ def least_chunk(chunk: int) -> tuple[str, str]:
     return "#define LEAST_CHUNK 6\n", f"#define LEAST_CHUNK {chunk}\n"
 
 
+SPLIT_REGISTERS = (
+    ("#define SCORER_REGISTERS 104", "#define SCORER_REGISTERS 96"),
+    ("#define VALUER_REGISTERS 120", "#define VALUER_REGISTERS 128"),
+)
 BOTH = ((16, 32768, 32), (16, 8192, 32))
 PARTS = (*BOTH, (16, 131072, 8), (16, 8192, 128))
 FEW = ((16, 131072, 1), (16, 32768, 1), (16, 8192, 1))
@@ -79,6 +84,8 @@ FEW = ((16, 131072, 1), (16, 32768, 1), (16, 8192, 1))
 TRIALS = (
     Trial("n16_wg3_st2", 16, 3, 2, full=True),
     Trial("n32_wg2_st3", 32, 2, 3, full=True),
+    Trial("n32_split", 32, 4, 6, split=True, full=True),
+    Trial("n32_split_96_128", 32, 4, 6, split=True, replace=SPLIT_REGISTERS),
     Trial("n16_traced", 16, 3, 2, replace=STAMPS, traced=True, shapes=BOTH + FEW),
     Trial("n32_traced", 32, 2, 3, replace=STAMPS, traced=True),
     Trial("c2_n16_wg3_st2", 16, 3, 2, fmt="c2r4"),

@@ -35,7 +35,7 @@ namespace emulator {
 
 const u32 SHARED = 228 * 1024;
 u8 shared[SHARED];
-const int MAX_THREADS = 512, STACK = 256 * 1024;
+const int MAX_THREADS = 640, STACK = 256 * 1024;
 
 struct Meeting {  // of threads that go on together
   int count = 0;
@@ -51,7 +51,7 @@ Fibre fibres[MAX_THREADS];
 ucontext_t scheduler;
 int current, num_threads;
 u32 block_x, block_y, blocks_x;
-Meeting warps[16], groups[4], named[16], whole;
+Meeting warps[20], groups[5], named[16], whole;
 u64 inputs[MAX_THREADS][8], outputs[MAX_THREADS][4];
 float* accumulators[MAX_THREADS];
 struct Barrier { int expected, pending; u64 phase; i64 bytes; };

@@ -23,7 +23,8 @@ SOURCES = (
     "window.cuh",
     "softmax.cuh",
     "result.cuh",
-    "decode.cu",
+    "{kernel}.cu",
+    "combine.cu",
 )
 ARCHITECTURE = "sm_90a"
 
@@ -35,6 +36,7 @@ class Variant:
     columns: int  # heads x query length of a tile: 16 or 32
     warpgroups: int
     stages: int  # pages in flight or in use, for each warpgroup
+    split: bool = False  # warpgroups of their own for scores and for values; stages for all
     defines: tuple[str, ...] = ()
 
     @property
@@ -53,6 +55,7 @@ def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
         "HEADS": variant.columns,
         "WARPGROUPS": variant.warpgroups,
         "STAGES": variant.stages,
+        "SPLIT": int(variant.split),
         "PAGE_BYTES": layout.page_bytes,
         "AT_ROPE": layout.rope.start,
         "AT_SCALES": layout.scales.start,
@@ -72,7 +75,9 @@ def source_names(macros: tuple[str, ...]) -> tuple[str, ...]:
     """Files that the content's bits and the columns ask for, in order."""
     value = dict(macro.removeprefix("-D").split("=") for macro in macros if "=" in macro)
     scores = "folded" if value["HEADS"] == "16" else "direct"
-    return tuple(name.format(bits=value["CONTENT_BITS"], scores=scores) for name in SOURCES)
+    kernel = "split" if value["SPLIT"] == "1" else "decode"
+    bits = value["CONTENT_BITS"]
+    return tuple(name.format(bits=bits, scores=scores, kernel=kernel) for name in SOURCES)
 
 
 @cache

@@ -41,8 +41,8 @@ DEVICE V4 global_16(u64 row, u32 channel) { return row ? *(const V4*)(row + chan
 DEVICE V2 global_8(u64 row, u32 channel) { return row ? *(const V2*)(row + channel * 2) : V2{0, 0}; }
 DEVICE u32 global_4(u64 row, u32 channel) { return row ? *(const u32*)(row + channel * 2) : 0; }
 
-DEVICE u64 row_address(const Place& at, u32 i) {
-  V2 a = lds64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8);
+DEVICE u64 row_address(u32 group, u32 i) {
+  V2 a = lds64(SHARED_BASE + AT_ROWS + group * 512 + i * 8);
   return (u64)a.y << 32 | a.x;
 }
 

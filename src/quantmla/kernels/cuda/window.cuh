@@ -51,7 +51,7 @@ DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int 
 
 DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   float odd[H2];
-  u64 upper = row_address(at, at.warp * 16 + at.row), lower = row_address(at, at.warp * 16 + at.row + 8);
+  u64 upper = row_address(at.group, at.warp * 16 + at.row), lower = row_address(at.group, at.warp * 16 + at.row + 8);
 #pragma unroll
   for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
   score_content_rows(at, upper, lower, s, odd);
@@ -86,7 +86,7 @@ DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int token = 0; token < 2; token++) {
-        u64 row = row_address(at, k * 16 + at.pair * 2 + i / 2 * 8 + token);
+        u64 row = row_address(at.group, k * 16 + at.pair * 2 + i / 2 * 8 + token);
 #pragma unroll
         for (int half = 0; half < 2; half++)
           x[half][i][token] = global_8(row, output_channel(at.warp * 16 + at.row + i % 2 * 8, half));
