@@ -34,6 +34,9 @@ FLAGS = {
         *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
         *("--device", "--resume", "--overwrite", "--json", "--quiet"),
     ],
+    "bench": [
+        *("WHAT", "--backend", "--format", "--cases", "--seconds", "--libraries", "--output"),
+    ],
     "doctor": ["--json"],
 }
 

@@ -2,6 +2,7 @@
 
 # In the order in which "auto" asks them. A backend module has why_not, decode, append and gather.
 BACKENDS = {
+    "cuda": "quantmla.kernels.cuda.backend",
     "triton": "quantmla.kernels.triton.backend",
     "reference": "quantmla.kernels.reference",
 }

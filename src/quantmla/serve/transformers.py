@@ -84,7 +84,7 @@ class QuantMLALayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Caches latents [B, 1, S, R] and rope keys [B, 1, S, E]; returns the whole context so."""
-        _check_states(key_states, value_states)
+        check_states(key_states, value_states)
         if not self.is_initialized:
             self._check_positions(kwargs)
             self.lazy_initialization(key_states, value_states)
@@ -183,7 +183,7 @@ class QuantMLALayer(CacheLayerMixin):
         return 0 if self.paged is None else self.paged.allocated_bytes()
 
 
-def _check_states(key_states: Tensor, value_states: Tensor) -> None:
+def check_states(key_states: Tensor, value_states: Tensor) -> None:
     for name, x in (("latent", key_states), ("rope key", value_states)):
         require(
             x.dtype in (torch.bfloat16, torch.float32, torch.float64),
