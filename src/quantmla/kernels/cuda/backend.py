@@ -13,6 +13,7 @@ from quantmla.mla.partial import Partial
 
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
+WIDEST = Variant(columns=64, warpgroups=2, stages=5)
 
 
 def why_not(problem: Problem) -> str | None:
@@ -46,7 +47,7 @@ def why_not(problem: Problem) -> str | None:
 
 def variant_for(rows: int) -> Variant:
     """Kernel for so many rows (heads x query length)."""
-    return NARROW if rows <= NARROW.columns else WIDE
+    return next((v for v in (NARROW, WIDE) if rows <= v.columns), WIDEST)
 
 
 def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
