@@ -13,7 +13,7 @@ from quantmla.mla.partial import Partial
 
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
-WIDEST = Variant(columns=64, warpgroups=2, stages=5)
+WIDEST = Variant(columns=64, warpgroups=2, stages=4)
 
 
 def why_not(problem: Problem) -> str | None:
