@@ -16,6 +16,7 @@ __all__ = ["append", "decode", "gather", "why_not"]
 
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
+WIDEST = Variant(columns=64, warpgroups=2, stages=4)
 
 
 def why_not(problem: Problem) -> str | None:
@@ -51,7 +52,7 @@ def why_not(problem: Problem) -> str | None:
 
 def variant_for(rows: int) -> Variant:
     """Kernel for so many rows (heads x query length)."""
-    return NARROW if rows <= NARROW.columns else WIDE
+    return next((v for v in (NARROW, WIDE) if rows <= v.columns), WIDEST)
 
 
 def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
