@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantmla.errors import UsageError, require
-from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat, format_from_json
 
 CONFIG_KEY = "quantmla_config"
 CONFIG_VERSION = 1
@@ -15,7 +15,7 @@ CONFIG_VERSION = 1
 class CacheSettings:
     """How the caches of a checkpoint are stored."""
 
-    fmt: CacheFormat
+    fmt: ModelFormat
     ignored_layers: tuple[int, ...]  # indices of the caches that stay in bf16
 
 
@@ -38,6 +38,6 @@ def cache_settings(config: Any) -> CacheSettings:
         UsageError,
     )
     return CacheSettings(
-        fmt=CacheFormat.from_json(dict(data["format"])),
+        fmt=format_from_json(data["format"]),
         ignored_layers=tuple(data.get("ignored_layers", ())),
     )

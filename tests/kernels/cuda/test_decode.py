@@ -21,6 +21,7 @@ NARROW = Variant(columns=16, warpgroups=3, stages=2)
 SINGLE = Variant(columns=16, warpgroups=1, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
 SPLIT = Variant(columns=32, warpgroups=4, stages=6, split=True)
+WIDEST = Variant(columns=64, warpgroups=2, stages=4)
 
 
 def _relative(out: Tensor, exact: Tensor) -> float:
@@ -71,6 +72,12 @@ def _tolerance(query: DecodeQuery, view: CacheView, exact: Tensor) -> float:
         (C2, NARROW, [0, 1, 192, 700], (1, 16), None),
         (C2, SINGLE, [450, 260], (3, 7), 2),
         (C2, WIDE, [600], (1, 32), 1),
+        (C4, WIDEST, [0, 1, 63, 64, 65, 300], (1, 64), None),
+        (C4, WIDEST, [127, 193, 450], (1, 33), None),
+        (C4, WIDEST, [900], (2, 64), 2),
+        (C4, WIDEST, [131, 500], (4, 9), None),
+        (C2, WIDEST, [0, 192, 700], (1, 64), None),
+        (C2, WIDEST, [450, 129], (2, 40), 2),
     ],
 )
 def test_agrees_with_the_reference(tmp_path_factory, fmt, variant, lengths, rows, splits):
@@ -115,13 +122,14 @@ def test_a_wrong_weight_is_seen(tmp_path_factory):
     assert _relative(out, exact.out_BSNR) > _tolerance(query, view, exact.out_BSNR)
 
 
+@pytest.mark.parametrize("variant", [NARROW, WIDEST])
 @pytest.mark.parametrize("factor", [0.01, 1.0, 30.0])
-def test_large_and_small_scores(tmp_path_factory, factor):
+def test_large_and_small_scores(tmp_path_factory, factor, variant):
     """The running maximum is raised many times, or never after the first page."""
-    kernels = library(tmp_path_factory, C4, NARROW)
+    kernels = library(tmp_path_factory, C4, variant)
     query, view = random_case([1000], (1, 16), C4, seed=9)
     query = query._replace(softmax_scale=0.05 * factor)
-    out, _ = emulate(kernels, 16, query, view, 1)
+    out, _ = emulate(kernels, variant.columns, query, view, 1)
     exact = _exact(query, view)
     assert torch.isfinite(out).all()
     # an error of 2^-10 of the largest score changes a probability by as much, relatively
@@ -129,7 +137,10 @@ def test_large_and_small_scores(tmp_path_factory, factor):
     assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR) + slack
 
 
-@pytest.mark.parametrize(("fmt", "variant"), [(C4, NARROW), (C4, WIDE), (C4, SPLIT), (C2, NARROW)])
+@pytest.mark.parametrize(
+    ("fmt", "variant"),
+    [(C4, NARROW), (C4, WIDE), (C4, SPLIT), (C2, NARROW), (C4, WIDEST), (C2, WIDEST)],
+)
 def test_host_and_device_agree_on_sizes(tmp_path_factory, fmt, variant):
     kernels = library(tmp_path_factory, fmt, variant)
     _, view = random_case([1], (1, 1), fmt, seed=0)

@@ -157,8 +157,10 @@ def make_arguments(
 def shared_bytes(
     columns: int, warpgroups: int, stages: int, layout: PageLayout, split: bool = False
 ) -> int:
-    """SHARED_BYTES of tile.cuh."""
+    """SHARED_BYTES of tile.cuh, or of wide_tile.cuh."""
     tile = 32 * columns
+    if columns == 64:
+        return stages * (layout.page_bytes + 4608 + 24) + 44 * tile + columns * 40 + 1672 + 1024
     wide = layout.content_row_bytes == 256
     scores = 4864 if columns == 16 else 5120 if wide else 10240
     prepared = scores + (2560 if wide else 4608) + 144

@@ -142,6 +142,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       attend(p, at, item, k % p.tiles, turn);
       sync_named(ITEM_BARRIER, ITEM_THREADS);
     }
+    release_next_kernel();  // not earlier: it would crowd onto the multiprocessors that end first
   }
-  release_next_kernel();
 }

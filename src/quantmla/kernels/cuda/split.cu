@@ -338,5 +338,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       sync_named(ITEM_BARRIER, ITEM_THREADS);
     }
   }
-  release_next_kernel();
+  if (at.group < 2 * SCORERS) release_next_kernel();  // not earlier, as in decode.cu
 }

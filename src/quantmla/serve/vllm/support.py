@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quantmla.errors import UnsupportedModel, UsageError, require
+from quantmla.quant.mixed import uniform_format
 from quantmla.serve.settings import CONFIG_KEY, cache_settings
 from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
 from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
@@ -154,10 +155,18 @@ def served_layout(config: VllmConfig) -> PoolLayout:
         UnsupportedModel,
     )
     text, block_size = model.hf_text_config, config.cache_config.block_size
-    layout = pool_layout(settings.fmt, text.kv_lora_rank, text.qk_rope_head_dim)
+    fmt = uniform_format(settings.fmt)
     require(
-        not config.cache_config.user_specified_block_size or block_size == settings.fmt.page_size,
-        f"--block-size {block_size} is not {settings.fmt.page_size}, the tokens of a packed page: "
+        fmt is not None,
+        f"{CONFIG_KEY} gives layers formats of their own, which is not supported in vLLM: one pool "
+        "has pages of one size",
+        UnsupportedModel,
+    )
+    assert fmt is not None
+    layout = pool_layout(fmt, text.kv_lora_rank, text.qk_rope_head_dim)
+    require(
+        not config.cache_config.user_specified_block_size or block_size == fmt.page_size,
+        f"--block-size {block_size} is not {fmt.page_size}, the tokens of a packed page: "
         "leave it out",
         UsageError,
     )
