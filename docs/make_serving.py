@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from markers import replace_parts
+from markers import replace_in
 
 PAGE = Path(__file__).with_name("serving.md")
 PLOT = Path(__file__).with_name("serving.svg")
@@ -171,7 +171,10 @@ def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
         picture = f"![Output tokens a second against bf16]({PLOT.name})"
         parts["serving"] = "\n\n".join((source, picture, *tables(rows)))
         drawing = plot(rows)
-    return replace_parts(page, parts), drawing
+    text = page.read_text(encoding="utf-8")
+    for name, body in parts.items():
+        text = replace_in(text, name, body, str(page))
+    return text, drawing
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ FLAGS = {
     "bench": [
         *("WHAT", "--backend", "--format", "--cases", "--seconds", "--libraries", "--output"),
     ],
+    "serve": ["--print", "OUT", "VLLM_ARG"],
     "doctor": ["--json"],
 }
 

@@ -17,6 +17,7 @@ from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
 from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.serving import flags as serving
 
 INTERRUPTED = 130
 UNSUPPORTED = 3
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
     _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
     bench.add_flags(add("bench", bench.run, "Time the kernels on a GPU, beside BF16 ones."))
+    serving.add_flags(add("serve", serving.run, "Serve what quantize wrote with vLLM."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 

@@ -5,11 +5,11 @@ import types
 
 import pytest
 
-from quantmla import serving
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.quant.format import parse_format
-from quantmla.serving import check_machine, serve_command
+from quantmla.serving import command as serving
+from quantmla.serving.command import check_machine, serve_command
 
 MANIFEST = {
     "version": 1,
@@ -103,6 +103,9 @@ def test_a_model_that_is_not_quantized_is_refused(folder):
         serve_command(folder({**MANIFEST, "version": 2}), [])
     with pytest.raises(UnsupportedModel, match=r"layers \[0\] in bf16"):
         serve_command(folder({**MANIFEST, "ignored_layers": [0]}), [])
+    mixed = MANIFEST["format"] | {"layers": {"0": {"content_bits": 2}}}
+    with pytest.raises(UnsupportedModel, match="formats of their own"):
+        serve_command(folder({**MANIFEST, "format": mixed}), [])
 
 
 def machine(monkeypatch, vllm="0.26.0", capabilities=("9.0",)):
@@ -113,8 +116,8 @@ def machine(monkeypatch, vllm="0.26.0", capabilities=("9.0",)):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"vllm": None}, r'vllm 0.26.0 is needed and none is installed: pip install "quantmla'),
-        ({"vllm": "0.33.0"}, "vllm 0.26.0 is needed and 0.33.0 is installed"),
+        ({"vllm": None}, r'vllm 0.26 is needed and none is installed: pip install "quantmla'),
+        ({"vllm": "0.33.0"}, "vllm 0.26 is needed and 0.33.0 is installed"),
         ({"capabilities": ()}, "compute capability 9.0 .* torch sees none"),
         ({"capabilities": ("8.0",)}, "torch sees 8.0"),
     ],

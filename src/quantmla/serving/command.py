@@ -1,4 +1,4 @@
-"""The stage behind `serve`: what can be refused before vLLM starts, and the command it becomes."""
+"""Checks a checkpoint, flags and the machine; then prints vLLM's command and becomes it."""
 
 import json
 import os
@@ -13,8 +13,9 @@ from quantmla.checkpoint.locate import read_config
 from quantmla.doctor import gpus, versions
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.manifest import read_manifest
+from quantmla.quant.mixed import format_from_json, uniform_format
 
-VLLM_VERSION = "0.26.0"
+VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
 MOST_DRAFT_TOKENS = 15
 
@@ -55,6 +56,11 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
         "handle",
         UnsupportedModel,
     )
+    require(
+        uniform_format(format_from_json(manifest["format"])) is not None,
+        f"{model} gives layers formats of their own, which vLLM's one pool of pages cannot hold",
+        UnsupportedModel,
+    )
     _check(arguments)
     given = {name for name, _ in _flags(arguments)}
     backend = [] if BACKEND[0] in given else BACKEND
@@ -65,8 +71,8 @@ def check_machine() -> str:
     """Path of the vllm program; UsageError where it or the GPU is missing or another one."""
     found = versions()["vllm"]
     require(
-        found == VLLM_VERSION,
-        f"vllm {VLLM_VERSION} is needed and {found or 'none'} is installed: "
+        found is not None and found.startswith(f"{VLLM_RELEASE}."),
+        f"vllm {VLLM_RELEASE} is needed and {found or 'none'} is installed: "
         'pip install "quantmla[vllm]"',
         UsageError,
     )

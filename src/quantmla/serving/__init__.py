@@ -1,0 +1,1 @@
+"""The stage behind `serve`: what can be refused before vLLM starts, and the command it becomes."""
