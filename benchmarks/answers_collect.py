@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm import LLM, SamplingParams
 
+from quantmla.bench.results import environment
 from quantmla.checkpoint.locate import locate
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.page import pack_pages
@@ -191,8 +192,12 @@ def collect(
             (request,) = served.answer("pages", [Ask(f"pages{chunk}", text[:640], 2)], chunk)
             request.pages = served.pages_of(request, fmt, config["kv_lora_rank"])
             cases.append(request)
+    v2 = served.engine.vllm_config.use_v2_model_runner
     return {
+        "environment": environment(),
         "checkpoint": checkpoint,
+        "format": fmt.name,
+        "runner": "V2" if v2 else "V1",
         "drafts": drafts,
         "tensor_parallel": tensor_parallel,
         "preemptions": served.preemptions,

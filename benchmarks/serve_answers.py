@@ -1,7 +1,7 @@
 """Are vLLM's answers those of transformers with the same packed cache?
 
     python benchmarks/serve_answers.py collect CHECKPOINT FILE [--drafts 3] [--tensor-parallel 2]
-    python benchmarks/serve_answers.py compare CHECKPOINT FILE
+    python benchmarks/serve_answers.py compare CHECKPOINT FILE [--output RESULTS]
 
 `collect` needs a GPU and vllm: it serves chats, shared prefixes, chunks of several sizes, ragged
 batches and preempted requests, and writes what came out together with the steps in which every
@@ -12,11 +12,16 @@ Tolerance: the two precisions of transformers differ by rounding alone, so they 
 rounding of a bfloat16 engine can do. vLLM's log-probabilities must be as near to the float32
 ones: within 2 times in the mean (rms) of a case, within 4 times at its worst token. A greedy token
 may be another one only where the float32 model prefers its own by less than the latter.
+
+RESULTS, such as benchmarks/results/answers_<gpu>_<yyyymmdd>.json, gains the lines of this run, which
+replace those of an earlier one with the same format, runner and drafts.
 """
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from answers_reference import compare
 
@@ -31,6 +36,24 @@ def texts(checkpoint: str) -> list[int]:
     return tokenizer.encode(read_text(held_out)[:120_000], add_special_tokens=False)
 
 
+def run_name(found: Mapping[str, Any]) -> str:
+    drafts = f", {found['drafts']} drafts" if found["drafts"] else ""
+    parallel = f", {found['tensor_parallel']} GPUs" if found["tensor_parallel"] > 1 else ""
+    return f"{found['format']}, {found['runner']} runner{drafts}{parallel}"
+
+
+def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the lines to a result file; its environment is that of the machine that served."""
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    run = run_name(found)
+    rows = [row for row in old if row["run"] != run] + [{"run": run, **line} for line in lines]
+    body = ",\n".join("  " + json.dumps(row) for row in rows)
+    draft = path.with_name(path.name + ".tmp")
+    head = json.dumps(found["environment"], indent=1)
+    draft.write_text(f'{{"environment": {head},\n"rows": [\n{body}\n]}}\n')
+    draft.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -41,12 +64,16 @@ def main() -> None:
         if name == "collect":
             sub.add_argument("--drafts", type=int, default=0, help="n-gram drafts of a step")
             sub.add_argument("--tensor-parallel", type=int, default=1)
+        else:
+            sub.add_argument("--output", type=Path, help="result file that gains the lines")
     options = parser.parse_args()
     if options.command == "compare":
-        lines = []
-        for line in compare(options.checkpoint, json.loads(options.file.read_text())):
+        found, lines = json.loads(options.file.read_text()), []
+        for line in compare(options.checkpoint, found):
             print(json.dumps(line), flush=True)
             lines.append(line)
+        if options.output is not None:
+            keep(options.output, found, lines)
         raise SystemExit(any(line["fault"] for line in lines))
     from answers_collect import collect
 

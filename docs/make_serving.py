@@ -1,7 +1,8 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes (medians of a job's repeats), and scheduler_<yyyymmdd>.json, by serve_scheduler.py.
+writes (medians of a job's repeats), scheduler_<yyyymmdd>.json, by serve_scheduler.py, and
+answers_<gpu>_<yyyymmdd>.json, by serve_answers.py.
 """
 
 import json
@@ -20,6 +21,7 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 NAMES = {
     "serve": re.compile(r"serve_.+_(\d{8})\.json"),
     "scheduler": re.compile(r"scheduler_(\d{8})\.json"),
+    "answers": re.compile(r"answers_.+_(\d{8})\.json"),
 }
 COLUMNS = (
     *("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice"),
@@ -157,9 +159,38 @@ def _scheduled(folder: Path) -> str:
     return f"{source}\n\n{scheduler_table(data['rows'])}"
 
 
+def answers_table(rows: Sequence[Row]) -> str:
+    """How far vLLM's answers are from those of transformers, by run and case."""
+    lines = [
+        "| run | case | requests | tokens | other greedy tokens | by at most | rms | allowed "
+        "| worst | allowed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        counts = (f"{row[name]:,}" for name in ("requests", "tokens", "other_tokens"))
+        names = ("largest_lead", "rms", "rms_allowed", "worst", "worst_allowed")
+        cells = (row["run"], row["case"], *counts, *(f"{row[name]:.3f}" for name in names))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _answers(folder: Path) -> str:
+    path = newest(folder, "answers")
+    if path is None:
+        return "No result file yet."
+    data = json.loads(path.read_text(encoding="utf-8"))
+    where = data["environment"]
+    source = (
+        f"Served on {where['gpu']} by vllm {where['packages']['vllm']}, in nats; from "
+        f"`benchmarks/results/{path.name}`."
+    )
+    return f"{source}\n\n{answers_table(data['rows'])}"
+
+
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
-    parts = {"serving": "No result file yet.", "scheduler": _scheduled(folder)}
+    parts = {"serving": "No result file yet."}
+    parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
     drawing, path = None, newest(folder)
     if path is not None:
         data = json.loads(path.read_text(encoding="utf-8"))

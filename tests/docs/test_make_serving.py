@@ -41,6 +41,7 @@ def places(tmp_path):
     page.write_text(
         "top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n"
         "<!-- scheduler: generated -->\nold\n<!-- end of scheduler -->\n"
+        "<!-- answers: generated -->\nold\n<!-- end of answers -->\n"
     )
     return tmp_path, page
 
@@ -92,3 +93,15 @@ def test_what_the_scheduler_did(places):
     assert "vllm 0.26.0, on a CPU; from `benchmarks/results/scheduler_20260203.json`." in text
     assert "| j | bf16 | 4 | 1 | 131,520 | 0 | 1.00 |" in text
     assert "| j | c4r4 | 5 | 0 | 0 | 0 | 3.50 |" in text
+
+
+def test_how_far_answers_are_from_those_of_transformers(places):
+    folder, page = places
+    row = {"run": "c4r4, V1 runner", "case": "chat", "requests": 6, "tokens": 240, "rms": 0.0171}
+    row |= {"other_tokens": 6, "largest_lead": 0.0338, "rms_allowed": 0.0383, "worst": 0.1139}
+    data = {"environment": ENVIRONMENT, "rows": [row | {"worst_allowed": 0.336}]}
+    (folder / "answers_h200_20260203.json").write_text(json.dumps(data))
+    text, _ = make_serving.render(folder, page)
+    line = "| c4r4, V1 runner | chat | 6 | 240 | 6 | 0.034 | 0.017 | 0.038 | 0.114 | 0.336 |"
+    assert line in text
+    assert "Served on NVIDIA H200 by vllm 0.26.0" in text
