@@ -13,8 +13,8 @@ rounding of a bfloat16 engine can do. vLLM's log-probabilities must be as near t
 ones: within 2 times in the mean (rms) of a case, within 4 times at its worst token. A greedy token
 may be another one only where the float32 model prefers its own by less than the latter.
 
-RESULTS, such as benchmarks/results/answers_<gpu>_<yyyymmdd>.json, gains the lines of this run, which
-replace those of an earlier one with the same format, runner and drafts.
+RESULTS, such as benchmarks/results/answers_<gpu>_<yyyymmdd>.json, gains the lines of this run;
+those of an earlier one with the same format, runner and drafts are replaced.
 """
 
 import argparse
