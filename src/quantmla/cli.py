@@ -9,14 +9,15 @@ import argparse
 import errno
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from quantmla import __version__
+from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, positive
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.eval_command import evaluation_command, evaluation_flags
 
 INTERRUPTED = 130
 UNSUPPORTED = 3
@@ -28,29 +29,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
-
-
-def _whole(text: str, least: int) -> int:
-    if re.fullmatch("[0-9]{1,18}", text) is None or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r} is not a whole number of at least {least} and at most 18 digits"
-        )
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names none: give them as A,B")
-    return names
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,13 +50,11 @@ def build_parser() -> argparse.ArgumentParser:
     _estimate_flags(add("estimate", _estimate, "Size the cache from a model's config alone."))
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
-    _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
+    evaluation_flags(
+        add("eval", evaluation_command, "Measure what a low-bit cache costs in quality.")
+    )
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
-
-
-MODEL_HELP = "a checkpoint folder, a hub id, or 'nano', the packaged model"
-DEVICE_HELP = "cpu, cuda, cuda:1, ... (default: a GPU where there is one)"
 
 
 def _json_flag(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +69,8 @@ def _inspect_flags(parser: argparse.ArgumentParser) -> None:
 def _estimate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
     parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
-    parser.add_argument("--context", type=_positive, default=131_072, help="tokens per request")
-    parser.add_argument("--batch", type=_positive, default=1, help="requests (default: 1)")
+    parser.add_argument("--context", type=positive, default=131_072, help="tokens per request")
+    parser.add_argument("--batch", type=positive, default=1, help="requests (default: 1)")
     parser.add_argument(
         "--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB"
     )
@@ -109,9 +85,9 @@ def _quantize_flags(parser: argparse.ArgumentParser) -> None:
     add("--format", help="such as c4r4 or c2r4 (default: c4r4)")
     add("--method", help="such as quantmla or rtn (default: quantmla)")
     add("--text", metavar="FILE", help="calibration text (default: packaged)")
-    add("--num-sequences", type=_positive, metavar="N", help="calibration sequences")
-    add("--sequence-length", type=_positive, metavar="N", help="tokens per sequence")
-    add("--seed", type=_count, metavar="N")
+    add("--num-sequences", type=positive, metavar="N", help="calibration sequences")
+    add("--sequence-length", type=positive, metavar="N", help="tokens per sequence")
+    add("--seed", type=count, metavar="N")
     add("--device", metavar="D", help=DEVICE_HELP)
     add("--resume", action="store_true", help="go on after the last finished layer")
     add("--dry-run", action="store_true", help="print what it would take and stop")
@@ -124,22 +100,6 @@ def _verify_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUT", help="a folder that quantize wrote")
     parser.add_argument("--against", metavar="MODEL", help="the original (default: as recorded)")
     _json_flag(parser)
-
-
-def _eval_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL_OR_OUT", help=f"{MODEL_HELP}, or what quantize wrote")
-    add("--baseline", metavar="MODEL", help="the unquantized reference (default: as recorded)")
-    add("--methods", type=_names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
-    add("--format", metavar="F", help="such as c4r4 (default: as recorded, else c4r4)")
-    add("--sinks", type=_count, metavar="N", help="first tokens kept in bf16")
-    add("--recent", type=_count, metavar="N", help="last tokens kept in bf16")
-    add("--unprotected", action="store_true", help="every token is read in its quantized form")
-    add("--text", metavar="FILE", help="held-out text (default: packaged)")
-    add("--context", type=_positive, metavar="N", help="tokens per sequence")
-    add("--limit", type=_positive, metavar="N", help="sequences")
-    add("--device", metavar="D", help=DEVICE_HELP)
-    add("--json", type=Path, metavar="FILE", help="write the rows, with versions, to FILE")
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -204,43 +164,6 @@ def _verify(args: argparse.Namespace) -> int:
     from quantmla import pipeline, present
 
     present.show(pipeline.verify(args.output, against=args.against), as_json=args.json)
-    return 0
-
-
-def _eval(args: argparse.Namespace) -> int:
-    from quantmla import present
-    from quantmla.evaluation import evaluate
-    from quantmla.recipe import EvaluationRequest
-
-    protected = args.sinks is not None or args.recent is not None
-    require(
-        not (args.unprotected and protected),
-        "--unprotected keeps no token in bf16: drop it, or drop --sinks and --recent",
-        UsageError,
-    )
-    require(
-        args.json is None
-        or (os.access(args.json.parent, os.W_OK | os.X_OK) and not args.json.is_dir()),
-        f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
-        UsageError,
-    )
-    request = EvaluationRequest(
-        model=args.model,
-        baseline=args.baseline,
-        methods=args.methods or (),
-        format=args.format,
-        sinks=args.sinks,
-        recent=args.recent,
-        unprotected=args.unprotected,
-        text=args.text,
-        context=args.context,
-        limit=args.limit,
-        device=args.device or "auto",
-    )
-    rows = evaluate(request, progress=True)
-    present.show_rows(rows)  # first: they took long, and the file may fail
-    if args.json is not None:
-        present.write_rows(args.json, rows)
     return 0
 
 

@@ -106,6 +106,20 @@ class EvaluationRequest:
     device: str = "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequest:
+    """What `quantmla eval --tasks` was asked; `evaluation.limit` counts items of a task."""
+
+    evaluation: EvaluationRequest
+    tasks: tuple[str, ...]
+    output: str  # the run folder
+    data: str | None = None  # a folder of data files; None: the hub
+    engine: Literal["transformers", "vllm"] = "transformers"
+    resume: bool = False
+    max_new_tokens: int | None = None  # of every answer, where a task allows more
+    run_code: bool = False  # consent to run what the model writes
+
+
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
     """A checked recipe; UsageError names the key and what is allowed."""
     try:
