@@ -80,9 +80,8 @@ def arc_row(row: Row) -> Row:
 def winogrande_row(row: Row) -> Row:
     """Two beginnings with one continuation, as a sentence with a gap."""
     first, second = (str(option) for option in row["context_options"])
-    same = next(
-        (i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0
-    )
+    shorter = min(len(first), len(second))
+    same = next((i for i in range(shorter) if first[i] != second[i]), shorter)
     shared = first[: first.rfind(" ", 0, same) + 1]
     require("_" not in shared, f"the WinoGrande sentence {first!r} holds a gap of its own")
     return {

@@ -19,6 +19,7 @@ from quantmla.evaluate.retrieval import key_words
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 DEPTHS = 40  # from the beginning to the end, evenly
+NEEDLE_TOKENS = 128  # new tokens of an answer
 COUNT = 500  # tests of one kind at one length, unless limited
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 Length = Callable[[str], int]
@@ -70,14 +71,6 @@ def _most(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-def _haystack(kind: _Kind, rng: random.Random, prose: list[str]) -> tuple[list[str], str]:
-    """More sentences than any length here needs, and what joins them."""
-    if not kind.prose:
-        return [NOISE], "\n"
-    start = rng.randrange(len(prose))
-    return prose[start:] + prose[:start], " "
-
-
 def needle_rows(
     name: str, tokenizer: Any, *, length: int, count: int, seed: int
 ) -> list[dict[str, str]]:
@@ -85,40 +78,35 @@ def needle_rows(
 
     Raises UsageError where `length` is too short for the template.
     """
-    kind = KINDS[name]
-    text = default_text()
-    prose = [s for s in SENTENCE_END.split(re.sub(r"\s+", " ", text)) if s]
-    words, rng = key_words(text), random.Random(f"{name} {length} {seed}")
+    kind, text = KINDS[name], default_text()
+    keys, rng = key_words(text), random.Random(f"{name} {length} {seed}")
+    hay = text.split() if kind.prose else [NOISE]
     special = len(beginning_ids(tokenizer))
 
     def tokens(prompt: str) -> int:
         return special + len(text_ids(tokenizer, prompt))
 
-    return [
-        _row(_prompt(kind, rng, words), _haystack(kind, rng, prose), rng, tokens, length)
-        for _ in range(count)
-    ]
+    return [_row(_prompt(kind, rng, keys), hay, rng, tokens, length) for _ in range(count)]
+
+
+def _sentences(hay: list[str], start: int, count: int) -> list[str]:
+    """`count` words of prose as sentences, or as many repetitions of the one sentence."""
+    taken = [hay[(start + i) % len(hay)] for i in range(count)]
+    return taken if hay == [NOISE] else SENTENCE_END.split(" ".join(taken))
 
 
 def _row(
-    prompt: Prompt,
-    haystack: tuple[list[str], str],
-    rng: random.Random,
-    tokens: Length,
-    length: int,
+    prompt: Prompt, hay: list[str], rng: random.Random, tokens: Length, length: int
 ) -> dict[str, str]:
-    from quantmla.tasks.registry import NEEDLE_TOKENS
-
-    sentences, joint = haystack
-    depth = rng.randrange(DEPTHS) / (DEPTHS - 1)
-    room = length - NEEDLE_TOKENS
+    start, depth = rng.randrange(len(hay)), rng.randrange(DEPTHS) / (DEPTHS - 1)
+    joint, room = "\n" if hay == [NOISE] else " ", length - NEEDLE_TOKENS
 
     def filled(count: int) -> str:
-        taken = [sentences[i % len(sentences)] for i in range(count)]
+        taken = _sentences(hay, start, count)
         at = int(len(taken) * depth)
         return prompt.before + joint.join([*taken[:at], prompt.needle, *taken[at:]]) + prompt.after
 
-    # every sentence is at least a token
+    # every word is at least a token
     count = _most(lambda n: tokens(filled(n)) <= room, max(room, 0))
     require(
         count >= 1,

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from quantmla.errors import UsageError, require
 from quantmla.tasks import local_data as local
 from quantmla.tasks.local_data import Reader
+from quantmla.tasks.needles import NEEDLE_TOKENS
 
 Kind = Literal["likelihood", "generation"]
 
@@ -80,8 +81,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "niah": ("niah_single_1", "niah_single_2", "niah_single_3"),
 }
-NEEDLE_TOKENS = 128  # new tokens of a needle test
-
 SPECS = (
     _choice(
         "hellaswag",
