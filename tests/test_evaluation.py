@@ -237,7 +237,7 @@ def test_what_cannot_be_evaluated_is_refused_before_a_fit(
     def fitted(*args: Any) -> None:
         raise AssertionError("a method was fitted")
 
-    monkeypatch.setattr(evaluation, "_fitted", fitted)
+    monkeypatch.setattr(evaluation, "fitted_variant", fitted)
     (tmp_path / "short.txt").write_text("hi there")
     (tmp_path / "needle.txt").write_text("some words to hide a needle in " * 20)
     if "text" in given:
