@@ -122,6 +122,36 @@ def test_a_hub_that_does_not_answer(tokenizer, monkeypatch):
             build_task(Asked(BY_NAME[name]), None, tokenizer, None)
 
 
+def test_rows_of_the_hub(tokenizer, monkeypatch):
+    import datasets
+
+    livecode = {
+        "question_content": "q",
+        "starter_code": "",
+        "public_test_cases": '[{"input": "1", "output": "2", "testtype": "stdin"}]',
+        "private_test_cases": "[]",
+        "metadata": "{}",
+    }
+    sums = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(7)]
+    hub = {
+        "json": {"test": [livecode]},
+        "openai/gsm8k": {"train": sums, "test": sums[:2]},
+    }
+
+    def load_dataset(path, **_):
+        rows = hub[path].items()
+        return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = build_task(Asked(BY_NAME["livecodebench"]), None, tokenizer, None)
+    assert asked(found)[0].startswith("Solve this programming problem.\n\nq\n")
+    assert '"output": "2"' in found.parts["livecodebench"].eval_docs[0]["tests"]
+    found = build_task(Asked(BY_NAME["gsm8k"]), None, tokenizer, None)
+    assert asked(found)[0].count("#### ") == 5
+    assert found.origin.name == "hub: openai/gsm8k"
+    assert found.shots_from == "hub"
+
+
 def test_code_is_taken_from_the_last_fence():
     assert code_block("x = 1") == "x = 1"
     assert code_block("so:\n```python\nx = 1\n```\nand\n```\ny = 2\n```\nthat is it") == "y = 2\n"

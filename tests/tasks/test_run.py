@@ -152,12 +152,6 @@ def test_without_lm_eval(request_for, monkeypatch):
         evaluate_tasks(request_for("piqa"), progress=False)
 
 
-def test_vllm_scores_no_given_texts(request_for):
-    request = request_for("gsm8k", "piqa", engine="vllm")
-    with pytest.raises(UsageError, match="says nothing about piqa"):
-        stage.check_engine(stage.asked_tasks(request.tasks, 4096), request, fused=True)
-
-
 def test_on_the_command_line(data, tmp_path, capsys):
     run = tmp_path / "run"
     argv = ["eval", "nano", "--tasks", "piqa,arc_easy", "--data", str(data), "-o", str(run)]

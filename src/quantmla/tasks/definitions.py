@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantmla.tasks.code_runner import passes_check, passes_tests
+from quantmla.tasks.local_data import livecodebench_row
 from quantmla.tasks.needles import recalled
 from quantmla.tasks.registry import TaskSpec
 
@@ -65,6 +66,13 @@ def code_block(text: str) -> str:
     return rest if newline and first.strip() in ("", "python", "py", "python3") else block
 
 
+def _readable(docs: Any) -> Any:
+    """The hub's rows as ours; rows of a file already are."""
+    if "tests" in docs.column_names:
+        return docs
+    return docs.map(livecodebench_row, remove_columns=docs.column_names)
+
+
 def livecodebench(spec: TaskSpec) -> dict[str, Any]:
     """Whole programs and methods of a class; every test must pass."""
 
@@ -78,6 +86,7 @@ def livecodebench(spec: TaskSpec) -> dict[str, Any]:
         [],
         dataset_path="json",
         dataset_kwargs={"data_files": {"test": files}},
+        process_docs=_readable,
         doc_to_text=livecodebench_prompt,
         doc_to_target="{{func_name}}",
         process_results=process_results,

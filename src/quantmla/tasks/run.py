@@ -26,11 +26,11 @@ from quantmla.evaluation import (
 )
 from quantmla.lock import sole_user
 from quantmla.manifest import CONFIG_KEY
-from quantmla.method import load_method
 from quantmla.progress import Report, bars, say
 from quantmla.quant.layout import bf16_row_bytes, layout_for
 from quantmla.recipe import TaskRequest
-from quantmla.tasks.build import Built, build_task, find_source
+from quantmla.tasks.build import Built, build_task
+from quantmla.tasks.checks import check_engine, check_methods, check_tasks
 from quantmla.tasks.registry import Asked, asked_tasks
 from quantmla.tasks.results import (
     FILE,
@@ -81,9 +81,8 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     asked = asked_tasks(request.tasks, min(NEEDLE_LENGTH, positions(subject)))
     check_tasks(asked, request, positions(subject))
     check_engine(asked, request, fused=subject.fused is not None)
+    check_methods(given.methods, subject)
     device = resolve_device(given.device)
-    for name in given.methods:
-        load_method(name)
     folder = Path(request.output)
     with sole_user(folder):
         require(
@@ -141,47 +140,6 @@ def _engines(
 
     base, tokenizer = loaded_model(subject.base.path, device), load_tokenizer(subject.base.path)
     return lambda variant, done: PackedCacheLM(base, tokenizer, variant, done)
-
-
-def check_tasks(asked: Sequence[Asked], request: TaskRequest, longest: int) -> None:
-    """Refuses what would fail only after hours."""
-    data = None if request.data is None else Path(request.data)
-    require(
-        data is None or data.is_dir(), f"--data {data} is not a folder with data files", UsageError
-    )
-    for task in asked:
-        spec = task.spec
-        require(
-            request.run_code or not spec.runs_code,
-            f"task {spec.name} runs programs that the model writes, on this machine: add "
-            "--run-code to agree, best inside a container",
-            UsageError,
-        )
-        require(
-            task.length is None or task.length <= longest,
-            f"task {task.label} is longer than the model's {longest} positions",
-            UsageError,
-        )
-        if data is not None and task.length is None:
-            find_source(spec, data)
-
-
-def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -> None:
-    """What vLLM cannot evaluate."""
-    if request.engine != "vllm":
-        return
-    require(
-        fused and not request.evaluation.methods,
-        "--engine vllm evaluates what quantize wrote: name such a folder, and no --methods",
-        UsageError,
-    )
-    scored = [task.label for task in asked if task.spec.kind == "likelihood"]
-    require(
-        not scored,
-        f"--engine vllm scores texts before they are quantised, which says nothing about "
-        f"{', '.join(scored)}: leave --engine out for these tasks",
-        UsageError,
-    )
 
 
 def _document(work: _Work, device: str) -> Document:
