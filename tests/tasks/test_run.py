@@ -83,7 +83,9 @@ def test_a_16_bit_cache_agrees_exactly(request_for, tmp_path, monkeypatch):
     sixteen = Variant(name="rtn", fmt=parse_format("c16r16"))
     monkeypatch.setattr(stage, "fitted_variant", lambda *_: sixteen)
     names = ("piqa", "winogrande", "gsm8k", "swde", "niah_single_3@300")
-    found = evaluate_tasks(request_for(*names, limit=2, methods=("rtn",)), progress=False)
+    found = evaluate_tasks(
+        request_for(*names, limit=2, methods=("rtn",), format="c16r16"), progress=False
+    )
     assert {r["task"] for r in found["results"]} == set(names)
     for name in names:
         one, two = (
@@ -139,6 +141,16 @@ def test_what_is_refused_before_work(request_for, monkeypatch, tasks, more, word
     with pytest.raises(QuantMLAError, match=words):
         evaluate_tasks(request, progress=False)
     assert not Path(request.output).exists()
+
+
+def test_a_folder_that_is_taken_is_found_before_models_are_loaded(request_for, monkeypatch):
+    monkeypatch.setattr(stage, "loaded_model", None)
+    monkeypatch.setattr(stage, "fitted_variant", None)
+    request = request_for("piqa", methods=("rtn",))
+    Path(request.output).mkdir()
+    (Path(request.output) / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="exists and is not a run"):
+        evaluate_tasks(request, progress=False)
 
 
 def test_a_task_without_data(request_for, tmp_path):

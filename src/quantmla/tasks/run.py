@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +24,11 @@ from quantmla.evaluation import (
     loaded_model,
     open_subject,
     positions,
+    published,
 )
 from quantmla.lock import sole_user
 from quantmla.manifest import CONFIG_KEY
+from quantmla.method import load_method
 from quantmla.progress import Report, bars, say
 from quantmla.quant.layout import bf16_row_bytes, layout_for
 from quantmla.recipe import TaskRequest
@@ -85,12 +88,9 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     device = resolve_device(given.device)
     folder = Path(request.output)
     with sole_user(folder):
-        require(
-            request.resume or not (folder / FILE).is_file(),
-            f"{folder} holds a run: go on with --resume, or name another folder",
-            UsageError,
-        )
-        variants = _variants(request, subject, device, progress)
+        plan = _planned(request, subject)
+        document = start_run(folder, _document(request, subject, plan, device), request.resume)
+        variants = [_ready(variant, request, subject, device, progress) for variant in plan]
         work = _Work(
             request,
             folder,
@@ -100,22 +100,31 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
             _engines(request, subject, variants, device),
             Amount(given.limit, request.max_new_tokens),
         )
-        document = start_run(folder, _document(work, device), request.resume)
         return _run(work, asked, document, progress)
 
 
-def _variants(request: TaskRequest, subject: Subject, device: str, progress: bool) -> list[Variant]:
-    """The unquantised baseline, the methods asked for, and what was fused."""
-    given, fmt = request.evaluation, format_asked(request.evaluation, subject)
-    variants = [BASELINE]
-    variants += [fitted_variant(subject, m, fmt, device, progress) for m in given.methods]
+def _planned(request: TaskRequest, subject: Subject) -> list[Variant]:
+    """The unquantised baseline, the methods asked for, and what was fused; nothing is loaded."""
+    fmt, variants = format_asked(request.evaluation, subject), [BASELINE]
+    for name in request.evaluation.methods:
+        used = published(fmt) if load_method(name).PUBLISHED_FORMAT else fmt
+        variants.append(Variant(name=name, fmt=used))
     if subject.fused is not None:
-        own = subject.fused.config[CONFIG_KEY]["method"]
-        in_vllm = request.engine == "vllm"
-        model = None if in_vllm else loaded_model(subject.fused.path, device)
-        variants.append(Variant(name=own, model=model, fmt=fmt))
+        variants.append(Variant(name=subject.fused.config[CONFIG_KEY]["method"], fmt=fmt))
     require_equal_protection(variants)
     return variants
+
+
+def _ready(
+    plan: Variant, request: TaskRequest, subject: Subject, device: str, progress: bool
+) -> Variant:
+    """A planned variant with its weights or its learned transforms."""
+    if plan.name in request.evaluation.methods:
+        fmt = format_asked(request.evaluation, subject)
+        return fitted_variant(subject, plan.name, fmt, device, progress)
+    if plan.fmt is None or subject.fused is None or request.engine == "vllm":
+        return plan
+    return replace(plan, model=loaded_model(subject.fused.path, device))
 
 
 def _engines(
@@ -142,8 +151,9 @@ def _engines(
     return lambda variant, done: PackedCacheLM(base, tokenizer, variant, done)
 
 
-def _document(work: _Work, device: str) -> Document:
-    subject, request = work.subject, work.request
+def _document(
+    request: TaskRequest, subject: Subject, plan: Sequence[Variant], device: str
+) -> Document:
     fused = subject.fused
     return {
         "schema": SCHEMA,
@@ -160,7 +170,7 @@ def _document(work: _Work, device: str) -> Document:
             "fused_sha256": None if fused is None else fused.digest(),
         },
         "settings": {"device": device, "engine": request.engine, "seed": 0},
-        "variants": [_described(subject, variant) for variant in work.variants],
+        "variants": [_described(subject, variant) for variant in plan],
         "tasks": [],
     }
 
@@ -187,8 +197,8 @@ def _run(work: _Work, asked: Sequence[Asked], document: Document, progress: bool
         for task in asked:
             built = build_task(task, data, work.tokenizer, work.amount.limit)
             about = _about(work, built)
-            others = [t for t in document["tasks"] if t["name"] != about["name"]]
-            document = {**document, "tasks": [*others, about]}
+            known = {t["name"]: t for t in document["tasks"]} | {about["name"]: about}
+            document = {**document, "tasks": list(known.values())}
             for variant in work.variants:
                 if finished(work.folder, variant.name, about) is None:
                     say(f"{task.label}: {variant.name}", progress)
