@@ -47,7 +47,6 @@ def prepare_trial(trial: Trial, folder: Path) -> str:
         columns=trial.columns,
         warpgroups=trial.warpgroups,
         stages=trial.stages,
-        tma=trial.tma,
         defines=trial.defines,
     )
     macros = defines(variant, layout(trial.fmt))
@@ -173,7 +172,6 @@ class Worker:
         from quantmla.kernels.cuda.launch import load
 
         shared = shared_bytes(trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt))
-        shared += trial.warpgroups * 256 * trial.columns * ("MEANS_AHEAD" in trial.defines)
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
         return load(image, shared, self.device)
 
@@ -181,11 +179,11 @@ class Worker:
         from quantmla.kernels.cuda.arguments import make_arguments, make_buffers
         from quantmla.kernels.cuda.launch import run
 
-        blocks = self.multiprocessors * trial.per_sm
+        blocks = self.multiprocessors
         buffers = make_buffers(query, splits, blocks, trial.columns)
         run(
             loaded,
-            trial.warpgroups * 128,
+            trial.warpgroups * 128 + 128,
             make_arguments(query, view, splits, buffers),
             view,
             blocks,
@@ -283,8 +281,6 @@ class Worker:
         loaded = self.load(trial)
         good = self.check(trial, loaded) if trial.right else True
         self.note(kind="checked", trial=trial.name, good=good)
-        if trial.only_if_wrong and not good:
-            return
         usual = SHAPES[trial.columns] if trial.full else (MAIN_SHAPE[trial.columns],)
         for shape in trial.shapes or usual:
             self.time(trial, loaded, shape)
@@ -376,23 +372,6 @@ def run_worker(folder: Path, out: Path, names: list[str], deadline: float) -> li
     return [name for name in names if name not in started] if started else names[1:]
 
 
-def after_failure(
-    folder: Path, left: list[str], fallbacks: list[str]
-) -> tuple[list[str], list[str]]:
-    """If nothing worked yet, fallbacks come first; if TMA hung, nothing with it is tried again."""
-    rows, by_name = rows_of(folder), {t.name: t for t in TRIALS}
-    good = [by_name[row["trial"]] for row in rows if row["kind"] == "checked" and row["good"]]
-    if any(t.right for t in good) or not fallbacks:
-        return left, fallbacks
-    done = {row["trial"] for row in rows if row["kind"] in ("end", "failed")}
-    hung = any(
-        row["kind"] == "start" and row["trial"] not in done and by_name[row["trial"]].tma
-        for row in rows
-    )
-    names = fallbacks + left
-    return [n for n in names if not (hung and by_name[n].tma)], []
-
-
 def time_lines(rows: list[dict]) -> list[str]:
     good = {row["trial"]: row["good"] for row in rows if row["kind"] == "checked"}
     lines = [
@@ -471,12 +450,10 @@ def session(folder: Path, out: Path, trials: list[Trial], seconds: float) -> Non
     failed = {n: e for n, e in errors.items() if e}
     print(f"compiled in {time.time() - start:.1f} s", failed, flush=True)
     able = [t for t in trials if not errors[t.name]]
-    left = [t.name for t in able if not t.only_if_wrong]
+    left = [t.name for t in able]
     deadline = start + seconds - 35
-    fallbacks = [t.name for t in able if t.only_if_wrong]
     while left and time.time() < deadline:
         left = run_worker(folder, out, left, deadline)
-        left, fallbacks = after_failure(folder, left, fallbacks)
     write_results(folder, out)
     text = report(folder, errors) + (f"\n- no time for: {left}" if left else "")
     (out / "notes.md").write_text(text + "\n")

@@ -15,7 +15,7 @@ import yaml
 import quantmla
 from quantmla.cli import build_parser, main
 from quantmla.errors import QualityGateFailed, QuantMLAError, UnsupportedModel
-from quantmla.recipe import EvaluationRequest, Recipe, with_changes
+from quantmla.recipe import AnalysisRequest, EvaluationRequest, Recipe, with_changes
 
 FLAGS = {
     "inspect": ["MODEL", "--json"],
@@ -31,6 +31,10 @@ FLAGS = {
         *("--unprotected", "--limit", "--device", "--text", "--context", "--json"),
         *("--tasks", "--data", "-o/--output", "--max-new-tokens", "--engine", "--resume"),
         "--run-code",
+    ],
+    "analyze": [
+        *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--device"),
+        *("--resume", "--overwrite", "--json", "--quiet"),
     ],
     "doctor": ["--json"],
 }
@@ -50,7 +54,12 @@ def calls(monkeypatch):
 
         return run
 
-    for module, names in {"pipeline": ("quantize", "verify"), "evaluation": ("evaluate",)}.items():
+    stages = {
+        "pipeline": ("quantize", "verify"),
+        "evaluation": ("evaluate",),
+        "analyze": ("analyze",),
+    }
+    for module, names in stages.items():
         fake = types.ModuleType(f"quantmla.{module}")
         for name in names:
             setattr(fake, name, stage(name))
@@ -161,6 +170,24 @@ def test_eval_passes_a_request_and_writes_rows(calls, tmp_path, capsys):
     assert "0.25" in capsys.readouterr().out
 
 
+def test_analyze_passes_a_request(calls, capsys):
+    argv = ["analyze", "nano", "-o", "out", "--preset", "paper", "--studies", "gain, bound"]
+    argv += ["--text", "a.txt", "--text", "b.txt", "--device", "cpu", "--resume", "--overwrite"]
+    assert main([*argv, "--quiet"]) == 0
+    request = AnalysisRequest(
+        model="nano",
+        output="out",
+        preset="paper",
+        studies=("gain", "bound"),
+        texts=("a.txt", "b.txt"),
+        device="cpu",
+        resume=True,
+        overwrite=True,
+    )
+    assert calls.made == [("analyze", (request,), {"progress": False})]
+    assert capsys.readouterr().out == "folder  out\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -210,6 +237,8 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["estimate", "nano", "--gpu-memory", "lots"], "'lots'"),
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),
+        (["analyze", "nano"], "-o/--output"),
+        (["analyze", "nano", "-o", "out", "--studies", ","], "',' names none"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(calls, capsys, argv, words):

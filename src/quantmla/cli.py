@@ -12,10 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from quantmla import __version__
-from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, positive
+from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.eval_command import evaluation_command, evaluation_flags
 
@@ -24,16 +23,9 @@ UNSUPPORTED = 3
 Command = Callable[[argparse.Namespace], int]
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but a wrong flag is one line like every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Every subcommand and flag; `tests/test_cli.py` pins the list."""
-    parser = _Parser(
+    parser = Parser(
         prog="quantmla",
         description="Low-bit KV caches for Multi-head Latent Attention.",
         allow_abbrev=False,
@@ -50,9 +42,9 @@ def build_parser() -> argparse.ArgumentParser:
     _estimate_flags(add("estimate", _estimate, "Size the cache from a model's config alone."))
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
-    evaluation_flags(
-        add("eval", evaluation_command, "Measure what a low-bit cache costs in quality.")
-    )
+    what = "Measure what a low-bit cache costs in quality."
+    evaluation_flags(add("eval", evaluation_command, what))
+    _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 
@@ -100,6 +92,20 @@ def _verify_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUT", help="a folder that quantize wrote")
     parser.add_argument("--against", metavar="MODEL", help="the original (default: as recorded)")
     _json_flag(parser)
+
+
+def _analyze_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("-o", "--output", metavar="DIR", required=True, help="folder for analysis.json")
+    add("--preset", default="default", help="default, paper or quick (how much is measured)")
+    add("--studies", type=names, metavar="A,B", help="only these, such as gain,bound")
+    add("--text", action="append", metavar="FILE", help="a text; may be given more than once")
+    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--resume", action="store_true", help="go on after the last finished layer")
+    add("--overwrite", action="store_true", help="replace DIR/analysis.json if it exists")
+    _json_flag(parser)
+    add("--quiet", action="store_true", help="no progress on stderr")
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -164,6 +170,25 @@ def _verify(args: argparse.Namespace) -> int:
     from quantmla import pipeline, present
 
     present.show(pipeline.verify(args.output, against=args.against), as_json=args.json)
+    return 0
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    from quantmla import present
+    from quantmla.analyze import analyze
+    from quantmla.recipe import AnalysisRequest
+
+    request = AnalysisRequest(
+        model=args.model,
+        output=args.output,
+        preset=args.preset,
+        studies=args.studies or (),
+        texts=tuple(args.text or ()),
+        device=args.device or "auto",
+        resume=args.resume,
+        overwrite=args.overwrite,
+    )
+    present.show(analyze(request, progress=not args.quiet), as_json=args.json)
     return 0
 
 

@@ -16,7 +16,7 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QualityGateFailed, QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import FuseReport, fuse_checkpoint
-from quantmla.learn import LayerLog, Learned, LearnSettings, empty_workdir, learn_checkpoint
+from quantmla.learn import LayerLog, Learned, LearnSettings, learn_checkpoint
 from quantmla.lock import sole_user
 from quantmla.manifest import CONFIG_KEY, log_table, manifest, read_manifest
 from quantmla.method import load_method, options_for
@@ -27,6 +27,7 @@ from quantmla.quant.layout import layout_for
 from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
+from quantmla.workdir import empty_workdir
 
 MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
 STORED_FACTOR = 2  # of the rounding floor; on another machine single weights may round differently

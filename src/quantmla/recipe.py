@@ -120,6 +120,21 @@ class TaskRequest:
     run_code: bool = False  # consent to run what the model writes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRequest:
+    """What `quantmla analyze` was asked."""
+
+    model: str
+    output: str  # folder
+    preset: str = "default"
+    studies: tuple[str, ...] = ()  # none: all
+    texts: tuple[str, ...] = ()  # files; none: the packaged two
+    budget: float | None = None  # bytes per token and layer, for a bit plan
+    device: str = "auto"
+    resume: bool = False
+    overwrite: bool = False
+
+
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
     """A checked recipe; UsageError names the key and what is allowed."""
     try:

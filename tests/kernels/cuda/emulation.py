@@ -12,7 +12,7 @@ import torch
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.arguments import make_arguments, make_buffers
-from quantmla.kernels.cuda.build import SOURCES, Variant, defines, source
+from quantmla.kernels.cuda.build import Variant, defines, source, source_names
 from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.kernels.problem import DecodeQuery
 from quantmla.mla.partial import Partial
@@ -30,8 +30,7 @@ def _library(folder: Path, macros: tuple[str, ...]) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the emulator needs g++")
-    bits = next(macro for macro in macros if "CONTENT_BITS" in macro)[-1]
-    names = [name.format(bits=bits) for name in SOURCES if name != "device.cuh"]
+    names = [name for name in source_names(macros) if name != "device.cuh"]
     code = [
         (HERE / "emulator.hpp").read_text(),
         *map(source, names),

@@ -178,12 +178,6 @@ DEVICE void stmatrix_transposed(u32 a, V4 v) {
         }
   });
 }
-DEVICE u32 count_arrival(u32 a, u32 last) {
-  u32 before = lds32(a);
-  sts32(a, before >= last ? 0 : before + 1);
-  return before;
-}
-
 DEVICE u32 hfma2(u32 a, u32 b, u32 c) {
   using emulator::pick;
   return emulator::per_half([&](int s) { return pick(a, s) * pick(b, s) + pick(c, s); });
@@ -266,6 +260,10 @@ DEVICE void received(u32 bar, u32 bytes) {
   emulator::Barrier& b = emulator::barrier(bar);
   if ((b.bytes -= bytes) == 0) emulator::arrive(b);
 }
+DEVICE void barrier_arrive(u32 bar, bool p) {
+  if (p) emulator::arrive(emulator::barrier(bar));
+}
+DEVICE bool barrier_test(u32 bar, u32 parity) { return emulator::barrier(bar).phase % 2 != parity; }
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   while (emulator::barrier(bar).phase % 2 == parity) emulator::yield();
 }
@@ -284,11 +282,32 @@ DEVICE void copy_tile(u32 to, const TensorMap* map, int page, u32 bar) {
       }
   received(bar, 8192 * map->halves);
 }
-DEVICE void copy_16(u32 to, const void* from) { memcpy(emulator::at(to, 16), from, 16); }
-DEVICE void copies_arrive(u32 bar) { emulator::arrive(emulator::barrier(bar)); }
 DEVICE void wait_for_previous_kernel() {}
+template <int count> DEVICE void fewer_registers() {}
+template <int count> DEVICE void more_registers() {}
 DEVICE void release_next_kernel() {}
 
+DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  using namespace emulator;
+  for (int i = 0; i < 4; i++) inputs[current][i] = a[i];
+  inputs[current][4] = b0, inputs[current][5] = b1;
+  accumulators[current] = d;
+  warp_meet([&](int first) {
+    float left[16][16], right[16][8];
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 8; i++) {
+        int reg = i / 2, k = 2 * (lane % 4) + i % 2;
+        left[lane / 4 + reg % 2 * 8][k + reg / 2 * 8] = half_value((u16)(inputs[first + lane][reg] >> 16 * (i % 2)));
+        if (i < 4) right[k + reg * 8][lane / 4] = half_value((u16)(inputs[first + lane][4 + reg] >> 16 * (i % 2)));
+      }
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) {
+        double sum = accumulators[first + lane][i];
+        for (int k = 0; k < 16; k++) sum += (double)left[lane / 4 + i / 2 * 8][k] * right[k][2 * (lane % 4) + i % 2];
+        accumulators[first + lane][i] = (float)sum;
+      }
+  });
+}
 template <int n> DEVICE void mma_fence(u32 (&)[n][4]) {}
 DEVICE void mma_commit() {}
 template <int pending> DEVICE void mma_wait() {}

@@ -18,7 +18,7 @@ from quantmla.quant.format import parse_format
 
 C4, C2 = parse_format("c4r4"), parse_format("c2r4")
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
-COPIES = Variant(columns=16, warpgroups=1, stages=2, tma=False)
+SINGLE = Variant(columns=16, warpgroups=1, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
 
 
@@ -62,10 +62,10 @@ def _tolerance(query: DecodeQuery, view: CacheView, exact: Tensor) -> float:
         (C4, NARROW, [0, 1, 63, 64, 65, 300], (1, 16), None),
         (C4, NARROW, [127, 128, 129, 191, 192, 193], (1, 5), None),
         (C4, NARROW, [700], (1, 16), 3),
-        (C4, COPIES, [450, 260], (4, 4), None),
+        (C4, SINGLE, [450, 260], (4, 4), None),
         (C4, WIDE, [600, 131], (2, 20), None),
         (C2, NARROW, [0, 1, 192, 700], (1, 16), None),
-        (C2, COPIES, [450, 260], (3, 7), 2),
+        (C2, SINGLE, [450, 260], (3, 7), 2),
         (C2, WIDE, [600], (1, 32), 1),
     ],
 )

@@ -77,6 +77,14 @@ class Buffers(NamedTuple):
     lse_BSN: Tensor  # float32
 
 
+def aligned(x: Tensor) -> Tensor:
+    """The same values in rows that start at multiples of 16 bytes, copied where they do not."""
+    fits = x.stride(-1) == 1 and not any(stride % 8 for stride in x.stride()[:-1])
+    if fits and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:
     """Room for as many parts as any lengths can give, with tiles of `columns` columns."""
     q = query.latent_BSNR
@@ -149,6 +157,8 @@ def make_arguments(
 def shared_bytes(columns: int, warpgroups: int, stages: int, layout: PageLayout) -> int:
     """SHARED_BYTES of tile.cuh."""
     tile = 32 * columns
-    prepared = 2128 if layout.content_row_bytes == 256 else 2640
-    metadata = 4 * prepared + columns * 32 + 768 + stages * 16 + 32
-    return 41 * tile + columns * 8 + warpgroups * (stages * layout.page_bytes + 8 * tile + metadata)
+    wide = layout.content_row_bytes == 256
+    scores = 4864 if columns == 16 else 5120 if wide else 10240
+    prepared = scores + (2560 if wide else 4608) + 144
+    own = stages * (layout.page_bytes + 8) + 8 * tile + 2 * (prepared + 16) + columns * 32 + 768
+    return 41 * tile + columns * 8 + warpgroups * (own + 32) + 32 + 1024

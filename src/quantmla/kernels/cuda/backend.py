@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 
 from quantmla.cache.view import CacheView
-from quantmla.kernels.cuda.arguments import make_arguments, make_buffers, shared_bytes
+from quantmla.kernels.cuda.arguments import aligned, make_arguments, make_buffers, shared_bytes
 from quantmla.kernels.cuda.build import Variant, defines
 from quantmla.kernels.cuda.launch import kernels, multiprocessors, run
 from quantmla.kernels.problem import DecodeQuery, Problem
@@ -51,6 +51,7 @@ def variant_for(rows: int) -> Variant:
 
 def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
     """Two launches: all parts of all sequences, then their combination."""
+    query = DecodeQuery(aligned(query.latent_BSNR), aligned(query.rope_BSNE), query.softmax_scale)
     device = view.pages_JY.device
     _, query_len, heads, _ = query.latent_BSNR.shape
     layout = view.layout

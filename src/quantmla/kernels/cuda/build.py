@@ -14,8 +14,11 @@ SOURCES = (
     "device.cuh",
     "schedule.cuh",
     "tile.cuh",
+    "products.cuh",
     "pages.cuh",
     "content{bits}.cuh",
+    "scores_{scores}.cuh",
+    "producer.cuh",
     "query.cuh",
     "window.cuh",
     "softmax.cuh",
@@ -32,12 +35,11 @@ class Variant:
     columns: int  # heads x query length of a tile: 16 or 32
     warpgroups: int
     stages: int  # pages in flight or in use, for each warpgroup
-    tma: bool = True  # pages come by the tensor memory accelerator, else by cp.async
     defines: tuple[str, ...] = ()
 
     @property
     def threads(self) -> int:
-        return self.warpgroups * 128
+        return self.warpgroups * 128 + 128  # one more warpgroup brings the pages
 
 
 def source(name: str) -> str:
@@ -51,7 +53,6 @@ def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
         "HEADS": variant.columns,
         "WARPGROUPS": variant.warpgroups,
         "STAGES": variant.stages,
-        "TMA": int(variant.tma),
         "PAGE_BYTES": layout.page_bytes,
         "AT_ROPE": layout.rope.start,
         "AT_SCALES": layout.scales.start,
@@ -63,9 +64,15 @@ def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
 
 
 def text(macros: tuple[str, ...]) -> str:
-    """All sources as one translation unit, for the content's bits."""
-    (bits,) = (macro.removeprefix("-DCONTENT_BITS=") for macro in macros if "CONTENT_BITS" in macro)
-    return "\n".join(source(name.format(bits=bits)) for name in SOURCES).replace("#pragma once", "")
+    """All sources as one translation unit."""
+    return "\n".join(map(source, source_names(macros))).replace("#pragma once", "")
+
+
+def source_names(macros: tuple[str, ...]) -> tuple[str, ...]:
+    """Files that the content's bits and the columns ask for, in order."""
+    value = dict(macro.removeprefix("-D").split("=") for macro in macros if "=" in macro)
+    scores = "folded" if value["HEADS"] == "16" else "direct"
+    return tuple(name.format(bits=value["CONTENT_BITS"], scores=scores) for name in SOURCES)
 
 
 @cache

@@ -1,18 +1,25 @@
 // Content of 2 bits: word j of a row holds channels 8j to 8j + 7, a group is 8 words. A k step of 16
 // is plane 2i of a group's words, then plane 2i + 1.
 
-DEVICE void prepare_values(const Place& at, u32 stage) {
-  V2 s = lds64(stage + AT_SCALES + at.value_source * 2);
-  u32 z = lds32(stage + AT_ZEROS + at.value_source);
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    u32 scale = i ? s.y : s.x, zero = i ? second_zeros(z) : first_zeros(z);
-    // 1008 and 1020 - (1024 + zero)
-    V4 entry = {scale, hmul2(scale, hsub2(0x63e063e0, zero)), hmul2(scale, hsub2(0x63f863f8, zero)), 0};
-    sts128(at.value_target + i * VALUE_PAIR_BYTES, entry);
-  }
+// An entry {scale, -scale (16 + zero), -scale (4 + zero), unused} of a pair of tokens.
+DEVICE V4 value_entry(u32 scale, u32 minus) {
+  return V4{scale, hmul2(scale, hsub2(minus, 0x4c004c00)), hmul2(scale, hsub2(minus, 0x44004400)), 0};
 }
 
+// Entries of two pairs of tokens, and of those 8 further.
+DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift) {
+  u32 entry = to + 2 * quad * VALUE_PAIR_BYTES + warp * 32;
+  sts128(entry, value_entry(x.upper.x, first_minus(x.upper_zeros)));
+  sts128(entry + 16, value_entry(x.lower.x, first_minus(x.lower_zeros)));
+  sts128(entry + VALUE_PAIR_BYTES, value_entry(x.upper.y, second_minus(x.upper_zeros)));
+  sts128(entry + VALUE_PAIR_BYTES + 16, value_entry(x.lower.y, second_minus(x.lower_zeros)));
+}
+
+// Words of groups 2i and 2i + 1, as operands want them.
+#define GROUPS_A_LOAD 2
+DEVICE V4 load_groups(u32 rows, u32 i) { return ldmatrix(rows ^ (i * 32)); }
+
+#if FOLDED
 // Planes 0 to 7 in place, read as n 4^(p % 4) 2^-24, which the query makes good.
 DEVICE void mask_crumbs(u32 x, u32& n0, u32& n1, u32& n2, u32& n3, u32& n4, u32& n5, u32& n6, u32& n7) {
   u32 y = x >> 8;
@@ -20,85 +27,86 @@ DEVICE void mask_crumbs(u32 x, u32& n0, u32& n1, u32& n2, u32& n3, u32& n4, u32&
   n4 = y & 0x00030003, n5 = y & 0x000c000c, n6 = y & 0x00300030, n7 = y & 0x00c000c0;
 }
 
-DEVICE void score_group(const Place& at, u32 x, u32 y, u32 group, float (&acc)[H2]) {
-  u32 a[4][4];
+// Operands of a group's four products: plane 2i of both rows, then plane 2i + 1.
+DEVICE void mask_group(V4 words, u32 g, u32 (&a)[4][4]) {
+  u32 x = g % 2 ? words.z : words.x, y = g % 2 ? words.w : words.y;
   mask_crumbs(x, a[0][0], a[0][2], a[1][0], a[1][2], a[2][0], a[2][2], a[3][0], a[3][2]);
   mask_crumbs(y, a[0][1], a[0][3], a[1][1], a[1][3], a[2][1], a[2][3], a[3][1], a[3][3]);
-  mma_fence(a);
-  mma<0>(acc, a[0], query_tile(group * 4));
-  mma<1>(acc, a[1], query_tile(group * 4 + 1));
-  mma<1>(acc, a[2], query_tile(group * 4 + 2));
-  mma<1>(acc, a[3], query_tile(group * 4 + 3));
-  mma_commit();
 }
-
-// Scores of a packed page, in units of the scaled query: tokens 16 warp + row and + 8 of this thread.
-DEVICE void score_page(const Place& at, u32 stage, u32 means, float (&s)[H2]) {
-  float acc[2][H2];
-  u32 rows = stage + at.score_rows;
-  prepare_scores(at, stage);
-  sync_warp();
-  score_offsets(at, means, s);
-  V4 x = ldmatrix(rows), next = ldmatrix(rows ^ 32);
-  mma_wait<0>();
-  settle(s);
-  score_group(at, x.x, x.y, 0, acc[0]);
-  prepare_values(at, stage);  // for after the next barrier
-#pragma unroll
-  for (u32 g = 1; g < 8; g++) {
-    if (g % 2 == 0) {
-      x = next;
-      next = g < 6 ? ldmatrix(rows ^ ((g / 2 + 1) * 32)) : ldmatrix(stage + at.rope_rows);
-    }
-    score_group(at, g % 2 ? x.z : x.x, g % 2 ? x.w : x.y, g, acc[g % 2]);
-    mma_wait<1>();
-    settle(acc[(g - 1) % 2]);
-    fold(at, g - 1, acc[(g - 1) % 2], s);
-  }
-  score_band(at, next.x, next.y, 0, acc[0]);
-  mma_wait<1>();
-  settle(acc[1]);
-  fold(at, 7, acc[1], s);
-  score_band(at, next.z, next.w, 1, acc[1]);
-  mma_wait<1>();
-  settle(acc[0]);
-  fold(at, 8, acc[0], s);
-  mma_wait<0>();
-  settle(acc[1]);
-  fold(at, 9, acc[1], s);
-}
+#endif
 
 // M + n by one OR: M is 16 or 4 where the field lies at bits 6 or 8. (Bits 4 need fewer shifts, but
 // M = 64 would round off four times as much.)
 #define SCALED_16(word) hfma2(and_or(word, 0x00c000c0, 0x4c004c00), scale.x, scale.y)
 #define SCALED_4(word) hfma2(and_or(word, 0x03000300, 0x44004400), scale.x, scale.z)
 
-DEVICE void scale_crumbs(u32 x, const V4& scale, u32 i, u32 (&low)[4][4], u32 (&high)[4][4]) {
+DEVICE void scale_crumbs(u32 x, const V4& scale, u32 (&v)[8]) {
   u32 left = x << 4, right = x >> 4;
-  low[0][i] = SCALED_16(x << 6), low[1][i] = SCALED_16(left), low[2][i] = SCALED_4(left), low[3][i] = SCALED_16(x);
-  high[0][i] = SCALED_4(x), high[1][i] = SCALED_16(right), high[2][i] = SCALED_4(right), high[3][i] = SCALED_4(x >> 6);
+  v[0] = SCALED_16(x << 6), v[1] = SCALED_16(left), v[2] = SCALED_4(left), v[3] = SCALED_16(x);
+  v[4] = SCALED_4(x), v[5] = SCALED_16(right), v[6] = SCALED_4(right), v[7] = SCALED_4(x >> 6);
 }
 
+#if !FOLDED
+DEVICE u32 times_2_to_24(u32 x) { return hmul2(hmul2(x, 0x6c006c00), 0x6c006c00); }
+// 64 + n by one OR, then one FMA.
+DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
+  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
+  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
+  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
+  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
+}
+
+struct RowScales {  // entries of a thread's two tokens; of the rope's bands {scale, -scale (64 + zero)}
+  V4 upper, lower;
+};
+DEVICE RowScales read_row_scales(u32 from) { return RowScales{lds128(from), lds128(from + 16)}; }
+DEVICE V4 nibbles_entry(u32 scale, u32 minus) { return V4{scale, hmul2(scale, hsub2(minus, 0x54005400)), 0, 0}; }
+DEVICE void store_row_scales(u32 to, u32 group, V2 scale, V2 tiny, Shift) {
+  u32 upper = times_2_to_24(tiny.x), lower = times_2_to_24(tiny.y);
+  sts128(to, group < 8 ? value_entry(scale.x, upper) : nibbles_entry(scale.x, upper));
+  sts128(to + 16, group < 8 ? value_entry(scale.y, lower) : nibbles_entry(scale.y, lower));
+}
+
+// Operands of a band's two products: plane 2i of both rows, then plane 2i + 1.
+DEVICE void scale_band(u32 x, u32 y, const RowScales& row, u32 (&a)[2][4]) {
+  scale_nibbles(x, row.upper.x, row.upper.y, a[0][0], a[0][2], a[1][0], a[1][2]);
+  scale_nibbles(y, row.lower.x, row.lower.y, a[0][1], a[0][3], a[1][1], a[1][3]);
+}
+
+// Operands of a group's four products: plane 2i of both rows, then plane 2i + 1.
+DEVICE void scale_group(V4 words, const RowScales& row, u32 g, u32 (&a)[4][4]) {
+  u32 v[8];
+#pragma unroll
+  for (int lower = 0; lower < 2; lower++) {
+    scale_crumbs(lower ? (g % 2 ? words.w : words.y) : g % 2 ? words.z : words.x, lower ? row.lower : row.upper, v);
+#pragma unroll
+    for (int plane = 0; plane < 8; plane++) a[plane / 2][plane % 2 * 2 + lower] = v[plane];
+  }
+}
+#endif
+
 // O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
-DEVICE void value_page(const Place& at, u32 stage, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
-  u32 rows = stage + at.value_rows, scales = at.value_scales;
+DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
+  u32 probability = probabilities_at(at, buffer);
+  u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows);
 #pragma unroll
   for (u32 k = 0; k < 4; k++) {
     V4 x = next;
     u32 low[4][4], high[4][4];
-    scale_crumbs(x.x, lds128(scales + k * 32), 0, low, high);
-    scale_crumbs(x.y, lds128(scales + VALUE_GROUP_BYTES + k * 32), 1, low, high);
-    scale_crumbs(x.z, lds128(scales + k * 32 + 16), 2, low, high);
-    scale_crumbs(x.w, lds128(scales + VALUE_GROUP_BYTES + k * 32 + 16), 3, low, high);
+    u32 words[4] = {x.x, x.y, x.z, x.w}, v[8];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+      scale_crumbs(words[i], lds128(scales + i % 2 * (VALUE_STEP * VALUE_GROUP_BYTES) + k * 32 + i / 2 * 16), v);
+#pragma unroll
+      for (int plane = 0; plane < 4; plane++) low[plane][i] = v[plane], high[plane][i] = v[4 + plane];
+    }
     if (k < 3) next = ldmatrix_transposed(rows + (k + 1) * 2048);
     add_values(o[0], low, probability, k);
     add_values(o[1], high, probability, k);
-    if (k < 3) mma_wait<1>();
+    if (k < 3) wait_for_values<1>();
   }
-  mma_wait<0>();
-  settle_output(o);
+  finish_values(o);
 }
 
 // Query channels 8 part to 8 part + 7 of a group, one word: to 4 tiles. Returns the sum of the
@@ -107,7 +115,7 @@ DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   float sum = 0;
 #pragma unroll
   for (int plane = 0; plane < 8; plane++) {
-    float up = (float)(1 << 2 * (plane % 4));
+    float up = FOLDED ? (float)(1 << 2 * (plane % 4)) : 1.0f;
     u32 one = pack_half2(x[plane] / up, 0);
     sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), one);
     sum += up * half_low(one);
@@ -130,13 +138,18 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
 #pragma unroll
       for (int tile = 0; tile < 4; tile++) {
         a[i / 2][tile][i % 2] = halves(first[tile] << 16, second[tile] << 16);
-        // the query of odd planes carries 1/4 more
-        a[i / 2][tile][2 + i % 2] = hmul2(halves(first[tile], second[tile]), 0x44004400);
+        a[i / 2][tile][2 + i % 2] = halves(first[tile], second[tile]);
+        if (FOLDED) a[i / 2][tile][2 + i % 2] = hmul2(a[i / 2][tile][2 + i % 2], 0x44004400);  // the query carries 1/4 more
       }
     }
-    add_row_products(a, g, s, odd);
+    add_row_products(at, a, g, s, odd);
   }
 }
 
 // First of the four channels whose outputs are planes o[half][0..3] of a word.
 DEVICE u32 output_channel(u32 word, u32 half) { return 8 * word + 4 * half; }
+
+// Outputs are plain.
+#define SHIFTED 0
+DEVICE float unit_of(int) { return 1.0f; }
+DEVICE float plane_factor(int) { return 1.0f; }

@@ -1,96 +1,93 @@
 // Content of 4 bits: word j of a row holds channels 4j to 4j + 3, a group is 16 words.
 
-DEVICE void prepare_values(const Place& at, u32 stage) {
-  V2 s = lds64(stage + AT_SCALES + at.value_source * 2);
-  u32 z = lds32(stage + AT_ZEROS + at.value_source);
-  // 960 - (1024 + zero)
-  sts64(at.value_target, V2{s.x, hmul2(s.x, hsub2(0x63806380, first_zeros(z)))});
-  sts64(at.value_target + VALUE_PAIR_BYTES, V2{s.y, hmul2(s.y, hsub2(0x63806380, second_zeros(z)))});
+// Integers are read in place as subnormal float16 numbers, n 2^-24 and, of odd planes, 16 n 2^-24. Scales
+// carry the page's 2^shift, so that the largest is near 2^15 and products keep their bits; what is
+// summed is in units of 2^(shift - 24), that of odd planes 16 times as much.
+
+// Entries {scale, -scale zero 2^-24} of two pairs of tokens, and of those 8 further.
+DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift shift) {
+  u32 entry = to + 2 * quad * VALUE_PAIR_BYTES + warp * 16;
+  u32 scale[4] = {shifted(x.upper.x, shift), shifted(x.upper.y, shift), shifted(x.lower.x, shift), shifted(x.lower.y, shift)};
+  sts128(entry, V4{scale[0], hmul2(scale[0], first_tiny(x.upper_zeros)), scale[2], hmul2(scale[2], first_tiny(x.lower_zeros))});
+  sts128(entry + VALUE_PAIR_BYTES,
+         V4{scale[1], hmul2(scale[1], second_tiny(x.upper_zeros)), scale[3], hmul2(scale[3], second_tiny(x.lower_zeros))});
 }
 
-DEVICE void score_group(const Place& at, V4 x, u32 group, float (&acc)[H2]) {
-  u32 a[4][4];
+DEVICE void scale_in_place(u32 x, u32 scale, u32 offset, u32 offset_16, u32& v0, u32& v1, u32& v2, u32& v3) {
+  u32 y = x >> 8;
+  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, scale, offset_16);
+  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, scale, offset_16);
+}
+DEVICE u32 times_16(u32 x) { return hmul2(x, 0x4c004c00); }
+
+// Words of group i, as operands want them.
+#define GROUPS_A_LOAD 1
+DEVICE V4 load_groups(u32 rows, u32 i) { return ldmatrix((rows ^ (i % 4 * 32)) + i / 4 * HALF); }
+
+#if FOLDED
+
+// Operands of a group's four products, one for each plane.
+DEVICE void mask_group(V4 x, u32, u32 (&a)[4][4]) {
   mask_nibbles(x.x, a[0][0], a[1][0], a[2][0], a[3][0]);
   mask_nibbles(x.y, a[0][1], a[1][1], a[2][1], a[3][1]);
   mask_nibbles(x.z, a[0][2], a[1][2], a[2][2], a[3][2]);
   mask_nibbles(x.w, a[0][3], a[1][3], a[2][3], a[3][3]);
-  mma_fence(a);
-  mma<0>(acc, a[0], query_tile(group * 4));
-  mma<1>(acc, a[1], query_tile(group * 4 + 1));
-  mma<1>(acc, a[2], query_tile(group * 4 + 2));
-  mma<1>(acc, a[3], query_tile(group * 4 + 3));
-  mma_commit();
+}
+#else
+struct RowScales {  // {scale, -scale zero 2^-24} of a thread's two tokens
+  V2 upper, lower;
+};
+DEVICE RowScales read_row_scales(u32 from) {
+  V4 x = lds128(from);
+  return RowScales{V2{x.x, x.y}, V2{x.z, x.w}};
+}
+DEVICE void store_row_scales(u32 to, u32, V2 scale, V2 tiny, Shift shift) {
+  u32 upper = shifted(scale.x, shift), lower = shifted(scale.y, shift);
+  sts128(to, V4{upper, hmul2(upper, tiny.x), lower, hmul2(lower, tiny.y)});
 }
 
-// Scores of a packed page, in units of the scaled query: tokens 16 warp + row and + 8 of this thread.
-DEVICE void score_page(const Place& at, u32 stage, u32 means, float (&s)[H2]) {
-  float acc[2][H2];
-  u32 rows = stage + at.score_rows;
-  prepare_scores(at, stage);
-  sync_warp();
-  score_offsets(at, means, s);
-  V4 first = ldmatrix(rows), next = ldmatrix(rows ^ 32);
-  mma_wait<0>();
-  settle(s);
-  score_group(at, first, 0, acc[0]);
-  prepare_values(at, stage);  // for after the next barrier
-#pragma unroll
-  for (u32 g = 1; g < 8; g++) {
-    V4 x = next;
-    next = g < 7 ? ldmatrix((rows ^ ((g + 1) % 4 * 32)) + (g + 1) / 4 * HALF)
-                 : ldmatrix(stage + at.rope_rows);
-    score_group(at, x, g, acc[g % 2]);
-    mma_wait<1>();
-    settle(acc[(g - 1) % 2]);
-    if (g == 1) settle(s);
-    fold(at, g - 1, acc[(g - 1) % 2], s);
-  }
-  score_band(at, next.x, next.y, 0, acc[0]);
-  mma_wait<1>();
-  settle(acc[1]);
-  fold(at, 7, acc[1], s);
-  score_band(at, next.z, next.w, 1, acc[1]);
-  mma_wait<1>();
-  settle(acc[0]);
-  fold(at, 8, acc[0], s);
-  mma_wait<0>();
-  settle(acc[1]);
-  fold(at, 9, acc[1], s);
+// Operands of a group's four products, one for each plane.
+DEVICE void scale_group(V4 x, const RowScales& row, u32, u32 (&a)[4][4]) {
+  V2 upper = row.upper, lower = row.lower;
+  u32 upper_16 = times_16(upper.y), lower_16 = times_16(lower.y);
+  scale_in_place(x.x, upper.x, upper.y, upper_16, a[0][0], a[1][0], a[2][0], a[3][0]);
+  scale_in_place(x.y, lower.x, lower.y, lower_16, a[0][1], a[1][1], a[2][1], a[3][1]);
+  scale_in_place(x.z, upper.x, upper.y, upper_16, a[0][2], a[1][2], a[2][2], a[3][2]);
+  scale_in_place(x.w, lower.x, lower.y, lower_16, a[0][3], a[1][3], a[2][3], a[3][3]);
 }
 
-DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
-  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
-  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
-  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
-  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
+// Operands of a band's two products: plane 2i of both rows, then plane 2i + 1.
+DEVICE void scale_band(u32 x, u32 y, const RowScales& row, u32 (&a)[2][4]) {
+  scale_in_place(x, row.upper.x, row.upper.y, times_16(row.upper.y), a[0][0], a[0][2], a[1][0], a[1][2]);
+  scale_in_place(y, row.lower.x, row.lower.y, times_16(row.lower.y), a[0][1], a[0][3], a[1][1], a[1][3]);
 }
+#endif
 
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
-DEVICE void value_page(const Place& at, u32 stage, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
-  u32 rows = stage + at.value_rows, scales = at.value_scales;
+DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
+  u32 probability = probabilities_at(at, buffer);
+  u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
     V4 x = next, s = next_scale;
     if (i < 7) {
       next = ldmatrix_transposed(rows + (i + 1) % 2 * HALF + (i + 1) / 2 * 2048);
-      next_scale = lds128(scales + (i + 1) % 2 * VALUE_GROUP_BYTES + (i + 1) / 2 * 16);
+      next_scale = lds128(scales + (i + 1) % 2 * (VALUE_STEP * VALUE_GROUP_BYTES) + (i + 1) / 2 * 16);
     }
-    u32 v[4][4];
-    scale_nibbles(x.x, s.x, s.y, v[0][0], v[1][0], v[2][0], v[3][0]);
-    scale_nibbles(x.y, s.x, s.y, v[0][1], v[1][1], v[2][1], v[3][1]);
-    scale_nibbles(x.z, s.z, s.w, v[0][2], v[1][2], v[2][2], v[3][2]);
-    scale_nibbles(x.w, s.z, s.w, v[0][3], v[1][3], v[2][3], v[3][3]);
+    u32 v[4][4], first_16 = times_16(s.y), second_16 = times_16(s.w);
+    scale_in_place(x.x, s.x, s.y, first_16, v[0][0], v[1][0], v[2][0], v[3][0]);
+    scale_in_place(x.y, s.x, s.y, first_16, v[0][1], v[1][1], v[2][1], v[3][1]);
+    scale_in_place(x.z, s.z, s.w, second_16, v[0][2], v[1][2], v[2][2], v[3][2]);
+    scale_in_place(x.w, s.z, s.w, second_16, v[0][3], v[1][3], v[2][3], v[3][3]);
     add_values(o[i % 2], v, probability, i / 2);
-    if (i < 7) mma_wait<1>();
+    if (i < 7) wait_for_values<1>();
   }
-  mma_wait<0>();
-  settle_output(o);
+  finish_values(o);
 }
 
-// Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Upper
-// nibbles are read as 16 n. Returns the sum of the rounded values.
+// Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Those of
+// odd planes carry 1/16. Returns the sum of the rounded values.
 DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
   float sum = 0;
 #pragma unroll
@@ -123,9 +120,14 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
       to[0][i % 4] = halves(y.x << 16, y.z << 16), to[1][i % 4] = halves(y.x, y.z);
       to[2][i % 4] = halves(y.y << 16, y.w << 16), to[3][i % 4] = halves(y.y, y.w);
     }
-    add_row_products(a, g, s, odd);
+    add_row_products(at, a, g, s, odd);
   }
 }
 
 // First of the four channels whose outputs are planes o[half][0..3] of a word.
 DEVICE u32 output_channel(u32 word, u32 half) { return 4 * (half * 64 + word); }
+
+// Outputs in units of 2^(shift - 24), of odd planes 16 times as much, from and to plain ones.
+#define SHIFTED 1
+DEVICE float unit_of(int shift) { return as_float((u32)(127 + shift - 24) << 23); }
+DEVICE float plane_factor(int plane) { return plane % 2 ? 16.0f : 1.0f; }

@@ -5,42 +5,46 @@
 // masking, the operand of 4 products K_i Q_i^T; ldmatrix.trans of the same bytes gives V_i^T. Nothing
 // dequantised is ever written to memory.
 //
-// Scores: nibbles are masked in place and read as subnormal float16 numbers, n * 2^-24 (n * 2^-20 for
-// the upper one, which the query makes good), exactly. A 64-channel group is one step of k per nibble
-// plane, so its scale multiplies the fp32 result. Zero points are one more product: -scale * zero
-// against the query's sums per group. So is the page's mean rope key.
+// Scores for 16 columns: nibbles are masked in place and read as subnormal float16 numbers, n * 2^-24
+// (n * 2^-20 for the upper one, which the query makes good), exactly. A 64-channel group is one step of
+// k per nibble plane, so its scale multiplies the fp32 result. Zero points are one more product: -scale
+// * zero against the query's sums per group. For 32 columns keys are scaled first, as values are.
 // Values: 64 + n in float16 by one OR, then one FMA: scale * (64 + n) - scale * (64 + zero).
 //
 // The running maximum is raised only when a probability would pass 2^14, which one barrier finds out
 // with the warps' probabilities; otherwise nothing is rescaled.
 //
 // Each warpgroup takes every WARPGROUPS-th page of a part, and keeps its own maximum, sum and output;
-// they are merged at the part's end. Compile-time constants: HEADS (16 or 32, columns of a tile),
-// WARPGROUPS, STAGES, TMA, and the page's offsets, which quant/layout.py decides.
+// they are merged at the part's end. A last warpgroup of few registers brings the pages and prepares
+// their metadata. Compile-time constants: HEADS (16 or 32, columns of a tile), WARPGROUPS, STAGES, and
+// the page's offsets, which quant/layout.py decides.
 
 #define BATCHED 4  // loads of partial results that are on their way at once
 
 DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
-  for (u32 n = thread_index() / 32; n < HEADS; n += THREADS / 32) store_query_row(p, at, b, n, tile * HEADS + n);
+  store_query(p, at, b, tile);
   fence_async_proxy();
-  sync_block();
+  sync_named(ITEM_BARRIER, ITEM_THREADS);
   u32 n = thread_index() % 128;
   if (n < HEADS) sts64(at.bound + n * 8, V2{lds32(SHARED_BASE + AT_FACTOR + n * 4), as_bits(LOWEST)});
   sync_named(1 + at.group, 128);
 }
 
-DEVICE void start_block(const Place& at) {
+DEVICE void start_block() {
   u32 t = thread_index();
-  if (t < WARPGROUPS * STAGES) {
-    barrier_init(SHARED_BASE + AT_BARRIER + t * 8, TMA ? 1 : 32);
-    sts32(SHARED_BASE + AT_COUNT + t * 8, 0);
+  if (t < WARPGROUPS * STAGES) barrier_init(SHARED_BASE + AT_FULL + t * 8, 1);
+  if (t < WARPGROUPS * RING) {
+    barrier_init(SHARED_BASE + AT_READY + t * 8, 1);
+    barrier_init(SHARED_BASE + AT_EMPTY + t * 8, 4);
   }
   barrier_fence_init();
-  // never written again: rows 10 to 15 of the zero points, and of the sums
-  for (u32 i = at.lane; i < 6 * 12; i += 32) sts32(at.prepared + SCORE_ZEROS + 480 + i * 4, 0);
+#if FOLDED  // never written again: rows 10 to 15 of the zero points, and of the sums
+  const u32 zeros = 6 * ZEROS_ROW / 4;
+  for (u32 i = t; i < WARPGROUPS * RING * zeros; i += THREADS)
+    sts32(SHARED_BASE + AT_PREPARED + i / zeros * PREPARED + SCORE_ZEROS + 10 * ZEROS_ROW + i % zeros * 4, 0);
   for (u32 i = t; i < TILE / 4; i += THREADS) sts32(SHARED_BASE + AT_QUERY + SUMS_TILE * TILE + i * 4, 0);
+#endif
   fence_async_proxy();
-  sync_block();
 }
 
 DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
@@ -50,6 +54,11 @@ DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
   for (int i = 0; i < HEADS / 4; i++) l[i] = 0;
 }
 
+DEVICE void to_unit(float (&o)[2][4][H2], float unit) {
+#pragma unroll
+  for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] *= unit * plane_factor(i / H2 % 4);
+}
+
 // The rows of a sequence that are in bf16: the window, and the sinks.
 DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, int b, u32 buffer, float (&o)[2][4][H2],
                           float (&l)[HEADS / 4]) {
@@ -57,19 +66,15 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
   for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
     find_rows(p, at, w, b, block);
     score_rows(at, s);
-    softmax(at, buffer, s, o, l);
+    softmax(at, Units{1, 0}, buffer, s, o, l);
     value_rows(at, buffer, o);
   }
 }
 
 // One part of a sequence; `turn` counts the pages that this warpgroup has read.
-DEVICE void attend(const Arguments& p, const TensorMap* map, const Place& at, const Item& item, int tile, u32& turn) {
+DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int tile, u32& turn) {
   int b = item.sequence, all = num_pages(p, b);
   int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
-  const int* table = p.block_table + b * p.block_table_stride;
-  if (at.warp == 0)
-    for (u32 i = 0; i < STAGES; i++)
-      if (page + (int)i * WARPGROUPS < last) load_page(p, map, at, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
   Window w = find_window(p, b);
   bool windowed = item.part + 1 == item.parts;
   if (windowed) prefetch_rows(p, w, b);
@@ -80,52 +85,65 @@ DEVICE void attend(const Arguments& p, const TensorMap* map, const Place& at, co
   // the first page's probabilities go to the other buffer: other warps may still read this one
   if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);
   settle_output(o);  // the compiler spills in the loop below without
-#ifdef MEANS_AHEAD
-  u32 ahead = 0;  // pages of this part
-#endif
+  bool ready = false;
+  int unit = SHIFTED ? 24 : 0;  // outputs are in the unit of the first page's values
+  if (SHIFTED && page < last) {
+    barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    ready = true, unit = lds32(prepared_address(at.group, turn) + SHIFT);
+  }
+  if (windowed) to_unit(o, unit_of(unit));
+#pragma unroll 1
   for (; page < last; page += WARPGROUPS, turn++) {
-    u32 slot = turn % STAGES, stage = SHARED_BASE + (at.group * STAGES + slot) * PAGE_BYTES;
-    int later = page + STAGES * WARPGROUPS, number = later < last ? table[later] : -1;
-    barrier_wait(SHARED_BASE + AT_BARRIER + (at.group * STAGES + slot) * 8, turn / STAGES % 2);
-#ifdef MEANS_AHEAD
-    if (ahead % 64 == 0) multiply_means(p, at, table, page, last);
-    u32 means = SHARED_BASE + AT_MEANS + at.group * 256 * HEADS + ahead++ % 64 * HEADS * 4 + at.pair * 8;
-#else
-    u32 means = stage;
-#endif
-    score_page(at, stage, means, s);
+    u32 stage = page_address(at.group, turn % STAGES), prepared = prepared_address(at.group, turn);
+    if (!ready) barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    int shift = SHIFTED ? lds32(prepared + SHIFT) : 0;
+    score_page(at, stage, prepared, s);
     if (page * PAGE_SIZE < w.sinks) {  // these are read in bf16
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
 #pragma unroll
       for (int i = 0; i < H2; i++)
         if (token + (i & 2 ? 8 : 0) < w.sinks) s[i] = -INFINITE;
     }
-    softmax(at, turn % 2, s, o, l);
-    value_page(at, stage, turn % 2, o);
+    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);
+    ready = barrier_test(ready_barrier(at.group, turn + 1), (turn + 1) / RING % 2);
+    value_page(at, stage, prepared, turn % 2, o);
     sync_warp();
-    u32 others = at.lane == 0 ? count_arrival(SHARED_BASE + AT_COUNT + (at.group * STAGES + slot) * 8, 3) : 0;
-    if (later < last && uniform(others) == 3) load_page(p, map, at, slot, number);
+    barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);
   }
-  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, o, l);
+  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, 1.0f / unit_of(unit), o, l);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode(const __grid_constant__ Arguments p, const __grid_constant__ TensorMap map) {
   Place at;
   find_place(at);
   check_shared_base();
-  start_block(at);
+  start_block();
   wait_for_previous_kernel();
 
-  int blocks = block_count(), chunk = choose_chunk(p, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
-  int items = total_parts(p, chunk) * p.tiles;
+  const u32 costs = SHARED_BASE + AT_COSTS;
+  stage_costs(p, costs);
+  int blocks = block_count(), chunk = choose_chunk(p, costs, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
+  int items = total_parts(p, costs, chunk) * p.tiles;
   u32 turn = 0;
-  for (int k = block_index(); k < items; k += blocks) {
-    Item item;
-    find_item(p, k / p.tiles, chunk, item);
-    if (item.part == 0 && thread_index() == 0)
-      p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
-    attend(p, &map, at, item, k % p.tiles, turn);
+  Item item;
+  if (at.group == WARPGROUPS) {
+    fewer_registers<PRODUCER_REGISTERS>();
+    if (at.warp < WARPGROUPS)
+      for (int k = block_index(); k < items; k += blocks) {
+        find_item(p, costs, k / p.tiles, chunk, item);
+        produce(p, &map, at.warp, item, turn);
+        sync_named(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
+      }
+  } else {
+    more_registers<CONSUMER_REGISTERS>();
+    for (int k = block_index(); k < items; k += blocks) {
+      find_item(p, costs, k / p.tiles, chunk, item);
+      if (item.part == 0 && thread_index() == 0)
+        p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
+      attend(p, at, item, k % p.tiles, turn);
+      sync_named(ITEM_BARRIER, ITEM_THREADS);
+    }
   }
   release_next_kernel();
 }

@@ -60,11 +60,6 @@ DEVICE V4 ldmatrix_transposed(u32 a) {
 DEVICE void stmatrix_transposed(u32 a, V4 v) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-DEVICE u32 count_arrival(u32 a, u32 last) {  // how many came before; starts again after `last`
-  u32 v;
-  asm volatile("atom.shared.inc.u32 %0, [%1], %2;" : "=r"(v) : "r"(a), "r"(last) : "memory");
-  return v;
-}
 
 // ---- arithmetic
 DEVICE u32 hfma2(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
@@ -107,6 +102,14 @@ DEVICE void barrier_fence_init() { asm volatile("fence.mbarrier_init.release.clu
 DEVICE void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(bar), "r"(bytes) : "memory");
 }
+DEVICE void barrier_arrive(u32 bar, bool p) {  // of the threads with p
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"((u32)p) : "memory");
+}
+DEVICE bool barrier_test(u32 bar, u32 parity) {
+  u32 r;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(r) : "r"(bar), "r"(parity) : "memory");
+  return r;
+}
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   asm volatile(
       "{.reg .pred p;\n"
@@ -122,10 +125,17 @@ DEVICE void copy_tile(u32 to, const TensorMap* map, int page, u32 bar) {
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%2,%2,%3}], [%4];" ::"r"(to),
       "l"(map), "r"(0), "r"(page), "r"(bar) : "memory");
 }
-DEVICE void copy_16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
-DEVICE void copies_arrive(u32 bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory"); }
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// A warpgroup's registers a thread, from here on.
+template <int count> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
+template <int count> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
 DEVICE void release_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// ---- warp MMA: D[16, 8] += A[16, 16] B[16, 8]
+DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 // ---- warpgroup MMA: D[64, n] (+)= A[64, 16] B[16, n], A in registers, B K-major and unswizzled
 // All operands in registers must be there before the fence: naming them keeps the compiler from computing them later.

@@ -3,10 +3,11 @@
 // as a set, so a permuted batch gives the same parts, and the same bits.
 
 #define PAGE_SIZE 64
-#define WINDOW_PAGES 6  // what a sequence's bf16 rows cost
+#define WINDOW_PAGES 10  // what a sequence's bf16 rows cost
 #define LEAST_CHUNK 6
 #define ITEM_COST 8  // pages: start, merge and partial results of one part
 #define ROUNDS 8     // parts per thread block that are considered
+#define STAGED 256   // sequences whose costs are kept in shared memory
 
 struct Arguments {
   const u8* pages;
@@ -49,10 +50,18 @@ DEVICE int packed_length(const Arguments& p, int b) {
 
 DEVICE int num_pages(const Arguments& p, int b) { return packed_length(p, b) / PAGE_SIZE; }
 
-// What a sequence costs, in pages.
-DEVICE int cost_of(const Arguments& p, int b) {
+DEVICE int find_cost(const Arguments& p, int b) {
   return p.lengths[(i64)b * p.lengths_stride] > 0 ? num_pages(p, b) + WINDOW_PAGES : 0;
 }
+
+// The first sequences' costs to shared memory.
+DEVICE void stage_costs(const Arguments& p, u32 costs) {
+  for (int b = thread_index(); b < min(p.batch, STAGED); b += thread_count()) sts32(costs + b * 4, find_cost(p, b));
+  sync_block();
+}
+
+// What a sequence costs, in pages.
+DEVICE int cost_of(const Arguments& p, u32 costs, int b) { return b < STAGED ? (int)lds32(costs + b * 4) : find_cost(p, b); }
 
 DEVICE int parts(const Arguments& p, int cost, int chunk) {
   if (p.num_splits > 0) return min(p.num_splits, min(cost, max(cost - WINDOW_PAGES, 1)));
@@ -65,12 +74,12 @@ DEVICE int first_page(const Item& item, int pages, int part) {
 }
 
 // The chunk that ends soonest; all threads call it and get the same. `scratch`: 2 words a warp.
-DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
+DEVICE int choose_chunk(const Arguments& p, u32 costs, u32 scratch, u32 warps) {
   int lane = thread_index() & 31, warp = thread_index() >> 5;
   if (p.num_splits > 0) return 1;
   int total = 0, most = 0, filled = 0;
   for (int b = lane; b < p.batch; b += 32) {
-    int n = cost_of(p, b);
+    int n = cost_of(p, costs, b);
     total += n, most = max(most, n), filled += n > 0;
   }
   for (int mask = 16; mask; mask >>= 1) {
@@ -86,7 +95,8 @@ DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
     int chunk = max(low + ((high - low) * lane + 30) / 31, 1);
     int count = 0;
     float inverse = 1.0f / chunk;  // exact below two million pages: the half keeps away from integers
-    for (int b = 0; b < p.batch; b++) count += (int)((cost_of(p, b) + chunk - 0.5f) * inverse);
+#pragma unroll 8
+    for (int b = 0; b < p.batch; b++) count += (int)((cost_of(p, costs, b) + chunk - 0.5f) * inverse);
     u32 fits = vote(count <= places);
     if (!fits) continue;
     chunk = max(shuffle(chunk, first_set(fits)), LEAST_CHUNK);
@@ -102,18 +112,18 @@ DEVICE int choose_chunk(const Arguments& p, u32 scratch, u32 warps) {
   return chosen;
 }
 
-DEVICE int total_parts(const Arguments& p, int chunk) {
+DEVICE int total_parts(const Arguments& p, u32 costs, int chunk) {
   int total = 0;
-  for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, cost_of(p, b), chunk);
+  for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, cost_of(p, costs, b), chunk);
   for (int mask = 16; mask; mask >>= 1) total += shuffle_xor(total, mask);
   return total;
 }
 
 // Part number `index` of the whole batch; every warp looks for itself.
-DEVICE void find_item(const Arguments& p, int index, int chunk, Item& item) {
+DEVICE void find_item(const Arguments& p, u32 costs, int index, int chunk, Item& item) {
   int lane = thread_index() & 31, before = 0;
   for (int b0 = 0; b0 < p.batch; b0 += 32) {
-    int b = b0 + lane, own = b < p.batch ? parts(p, cost_of(p, b), chunk) : 0, upto = own;
+    int b = b0 + lane, own = b < p.batch ? parts(p, cost_of(p, costs, b), chunk) : 0, upto = own;
     for (int delta = 1; delta < 32; delta <<= 1) {
       int left = shuffle_up(upto, delta);
       if (lane >= delta) upto += left;

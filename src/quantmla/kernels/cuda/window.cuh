@@ -30,7 +30,7 @@ DEVICE Row find_row(const Arguments& p, const Window& w, int b, int i) {
 
 // All rows on their way to L2, while the query is being prepared.
 DEVICE void prefetch_rows(const Arguments& p, const Window& w, int b) {
-  for (int i = thread_index(); i < w.length - w.start + w.sinks; i += THREADS) {
+  for (int i = thread_index(); i < w.length - w.start + w.sinks; i += CONSUMERS) {
     u64 row = find_row(p, w, b, i).address;
 #pragma unroll
     for (int line = 0; line < (LATENT + ROPE) * 2 / 128; line++) prefetch(row + line * 128);
@@ -56,7 +56,7 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
   score_content_rows(at, upper, lower, s, odd);
 #pragma unroll
-  for (int i = 0; i < H2; i++) s[i] += 16.0f * odd[i];  // their query carries 1/16
+  for (int i = 0; i < H2; i++) s[i] += odd[i] / ODD_QUERY;
   u32 x[4][4], a[4][4];
 #pragma unroll
   for (int i = 0; i < 16; i++)
@@ -66,10 +66,8 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   settle(s);
   mma_fence(a);
 #pragma unroll
-  for (int k = 0; k < 4; k++) mma<1>(s, a[k], query_tile(MEAN_TILE + k));
-  mma_commit();
-  mma_wait<0>();
-  settle(s);
+  for (int k = 0; k < 4; k++) score_tile(at, s, a[k], MEAN_TILE + k);
+  finish_scores(s);
   u32 tokens = SHARED_BASE + AT_TOKENS + at.group * 256 + (at.warp * 16 + at.row) * 4;
   int first = lds32(tokens), second = lds32(tokens + 32);
 #pragma unroll
@@ -80,7 +78,7 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
 }
 
 DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = uniform(at.probability + buffer * (4 * TILE / 16));
+  u32 probability = probabilities_at(at, buffer);
 #pragma unroll 1
   for (u32 k = 0; k < 4; k++) {
     V2 x[2][4][2];  // half, word + 8 (i % 2) and tokens + 8 (i / 2), token
@@ -101,10 +99,8 @@ DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
       to[0][i % 4] = halves(first.x << 16, second.x << 16), to[1][i % 4] = halves(first.x, second.x);
       to[2][i % 4] = halves(first.y << 16, second.y << 16), to[3][i % 4] = halves(first.y, second.y);
     }
-    settle_output(o);
     add_values(o[0], v[0], probability, k);
     add_values(o[1], v[1], probability, k);
-    mma_wait<0>();
-    settle_output(o);
+    finish_values(o);
   }
 }
