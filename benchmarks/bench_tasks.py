@@ -43,9 +43,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--scored", type=int, default=64, help="items of a task that is scored")
-    parser.add_argument("--written", type=int, default=8, help="items of a task that is written")
+    parser.add_argument("--written", type=int, default=4, help="items of a task that is written")
     parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--needles", default="niah@1024")
+    parser.add_argument("--needles", default="niah@768")
     args = parser.parse_args()
     device = resolve_device(args.device)
     model, run = args.work / "nano-c4r4", args.work / "run"
