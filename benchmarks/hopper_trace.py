@@ -44,7 +44,7 @@ STAMPS = (
     _before("  int blocks = block_count(), chunk = choose", "  STAMP_BLOCK(1)"),
     _before("  u32 turn = 0;\n", "  STAMP_BLOCK(2)"),
     _after("      attend(p, at, item, k % p.tiles, turn);\n", "      at.traced++;"),
-    _before("  release_next_kernel();\n}\n", "  STAMP_BLOCK(3)"),
+    _before("    release_next_kernel();", "    STAMP_BLOCK(3)"),
     _before("  int b = item.sequence, all = num_pages(p, b);\n", "  STAMP_ITEM(0)"),
     _after("  start_item(p, at, b, tile);\n", "  STAMP_ITEM(1)"),
     _before("  bool ready = false;\n", "  STAMP_ITEM(2)"),

@@ -33,8 +33,11 @@ FLAGS = {
         "--run-code",
     ],
     "analyze": [
-        *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--device"),
-        *("--resume", "--overwrite", "--json", "--quiet"),
+        *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
+        *("--device", "--resume", "--overwrite", "--json", "--quiet"),
+    ],
+    "bench": [
+        *("WHAT", "--backend", "--format", "--cases", "--seconds", "--libraries", "--output"),
     ],
     "doctor": ["--json"],
 }
@@ -131,12 +134,18 @@ def test_quantize_passes_a_recipe(calls, capsys):
 def test_flags_override_the_recipe(calls, tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(
-        yaml.safe_dump({"model": {"id": "a/b"}, "format": {"name": "c2r4", "sinks": 1}})
+        yaml.safe_dump(
+            {
+                "model": {"id": "a/b"},
+                "format": {"name": "c2r4", "sinks": 1, "layers": {0: "c4r4"}},
+            }
+        )
     )
     argv = ["quantize", "-o", "out", "--recipe", str(path), "--format", "c8r8"]
     assert main([*argv, "--dry-run", "--overwrite", "--quiet", "--json"]) == 0
     ((_, (recipe,), flags),) = calls.made
     assert (recipe.model.id, recipe.format.name, recipe.format.sinks) == ("a/b", "c8r8", 1)
+    assert recipe.format.layers == {}  # one format was asked for, for all
     assert flags == {"resume": False, "dry_run": True, "overwrite": True, "progress": False}
 
 
@@ -171,7 +180,18 @@ def test_eval_passes_a_request_and_writes_rows(calls, tmp_path, capsys):
 
 
 def test_analyze_passes_a_request(calls, capsys):
-    argv = ["analyze", "nano", "-o", "out", "--preset", "paper", "--studies", "gain, bound"]
+    argv = [
+        "analyze",
+        "nano",
+        "-o",
+        "out",
+        "--preset",
+        "paper",
+        "--studies",
+        "gain, bound",
+        "--budget",
+        "94",
+    ]
     argv += ["--text", "a.txt", "--text", "b.txt", "--device", "cpu", "--resume", "--overwrite"]
     assert main([*argv, "--quiet"]) == 0
     request = AnalysisRequest(
@@ -180,6 +200,7 @@ def test_analyze_passes_a_request(calls, capsys):
         preset="paper",
         studies=("gain", "bound"),
         texts=("a.txt", "b.txt"),
+        budget=94.0,
         device="cpu",
         resume=True,
         overwrite=True,
@@ -238,6 +259,7 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),
         (["analyze", "nano"], "-o/--output"),
+        (["analyze", "nano", "-o", "out", "--budget", "much"], "'much'"),
         (["analyze", "nano", "-o", "out", "--studies", ","], "',' names none"),
     ],
 )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
+from quantmla.analysis.bit_plan import recipe_format
 from quantmla.analysis.inputs import FILE_NAME, AnalysisRun, fingerprint, open_run
 from quantmla.analysis.report import as_text
 from quantmla.analysis.subject import ModelSubject, StudyLayer
@@ -28,10 +29,11 @@ from quantmla.learn import resident
 from quantmla.lock import sole_user
 from quantmla.method.layer import Sample
 from quantmla.progress import Report, bars, say
-from quantmla.recipe import AnalysisRequest
+from quantmla.recipe import AnalysisRequest, Recipe, recipe_from, to_yaml
 from quantmla.workdir import check_workdir, empty_workdir, mark_workdir, write_whole
 
 VERSION = 1  # of that file
+PLAN_NAME = "bit_plan.yaml"  # beside it
 HEADLINE = (
     "rope_content_ratio",
     "rope_content_ratio_interval",
@@ -53,12 +55,27 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
             found = _report(run, layers, _model_studies(run, layers, progress))
             out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(out, as_text(found).encode())
+            plan = found["model_studies"].get("sensitivity", {}).get("plan")
+            if plan is not None:
+                write_whole(out.with_name(PLAN_NAME), to_yaml(_plan_recipe(request, plan)).encode())
             empty_workdir(run.work)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; finished layers are in {run.work}: go on with --resume"
         ) from None
     return {"output": str(out), "layers": len(layers)} | {name: found[name] for name in HEADLINE}
+
+
+def _plan_recipe(request: AnalysisRequest, plan: Mapping[str, Any]) -> Recipe:
+    """What `quantize --recipe` takes; learning is from the text that the plan was measured on."""
+    text = request.texts[0] if request.texts else None
+    return recipe_from(
+        {
+            "model": {"id": request.model},
+            "calibration": {"text": text},
+            "format": recipe_format({int(i): name for i, name in plan["formats"].items()}),
+        }
+    )
 
 
 def _layers(run: AnalysisRun, progress: bool) -> list[Found]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
+from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.eval_command import evaluation_command, evaluation_flags
 
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     what = "Measure what a low-bit cache costs in quality."
     evaluation_flags(add("eval", evaluation_command, what))
     _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
+    bench.add_flags(add("bench", bench.run, "Time the kernels on a GPU, beside BF16 ones."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 
@@ -60,7 +62,7 @@ def _inspect_flags(parser: argparse.ArgumentParser) -> None:
 
 def _estimate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
-    parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
+    parser.add_argument("--format", help="such as c2r4 (default: as recorded, else c4r4)")
     parser.add_argument("--context", type=positive, default=131_072, help="tokens per request")
     parser.add_argument("--batch", type=positive, default=1, help="requests (default: 1)")
     parser.add_argument(
@@ -101,6 +103,7 @@ def _analyze_flags(parser: argparse.ArgumentParser) -> None:
     add("--preset", default="default", help="default, paper or quick (how much is measured)")
     add("--studies", type=names, metavar="A,B", help="only these, such as gain,bound")
     add("--text", action="append", metavar="FILE", help="a text; may be given more than once")
+    add("--budget", type=float, metavar="N", help="bytes per token: also plan bits by layer")
     add("--device", metavar="D", help=DEVICE_HELP)
     add("--resume", action="store_true", help="go on after the last finished layer")
     add("--overwrite", action="store_true", help="replace DIR/analysis.json if it exists")
@@ -120,12 +123,12 @@ def _inspect(args: argparse.Namespace) -> int:
 def _estimate(args: argparse.Namespace) -> int:
     from quantmla import present
     from quantmla.checkpoint.locate import read_config
-    from quantmla.estimate import Workload, estimate, parse_size
-    from quantmla.quant.format import parse_format
+    from quantmla.estimate import Workload, chosen_format, estimate, parse_size
 
     budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)
     load = Workload(context=args.context, batch=args.batch, budget=budget)
-    result = estimate(read_config(args.model), parse_format(args.format), load)
+    config = read_config(args.model)
+    result = estimate(config, chosen_format(config, args.model, args.format), load)
     present.show(result.to_json(), as_json=args.json)
     return 0
 
@@ -146,6 +149,7 @@ def _quantize(args: argparse.Namespace) -> int:
             "model.id": args.model,
             "output.folder": args.output,
             "format.name": args.format,
+            "format.layers": None if args.format is None else {},  # one format for all
             "transform.method": args.method,
             "calibration.text": args.text,
             "calibration.num_sequences": args.num_sequences,
@@ -184,6 +188,7 @@ def _analyze(args: argparse.Namespace) -> int:
         preset=args.preset,
         studies=args.studies or (),
         texts=tuple(args.text or ()),
+        budget=args.budget,
         device=args.device or "auto",
         resume=args.resume,
         overwrite=args.overwrite,

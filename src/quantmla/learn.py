@@ -27,7 +27,7 @@ from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError
 from quantmla.method import load_method
 from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_errors
-from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat
 from quantmla.transform.layer import LayerTransform, identity
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
 from quantmla.workdir import check_workdir, mark_workdir, write_whole
@@ -39,7 +39,7 @@ class LearnSettings:
 
     method: str
     options: Any  # the method's Options
-    fmt: CacheFormat
+    fmt: ModelFormat
     seed: int = 0
     device: str = "cpu"
     batch_size: int = 8  # sequences per forward pass of the model
@@ -134,13 +134,12 @@ def _fit_site(
         held_out=Sample(*(x[num_train:] for x in parts)),
     )
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + site.cache_index)
+    fmt = settings.fmt.for_layer(site.cache_index)
     try:
-        fitted: Fitted = load_method(settings.method).fit(
-            layer, settings.fmt, settings.options, generator
-        )
+        fitted: Fitted = load_method(settings.method).fit(layer, fmt, settings.options, generator)
         plain = identity(weights.norm_R.cpu(), captured.k_rope_BSE.shape[-1] // 2)
-        before = held_out_errors(layer, plain, settings.fmt)
-        after = held_out_errors(layer, fitted.transform, settings.fmt)
+        before = held_out_errors(layer, plain, fmt)
+        after = held_out_errors(layer, fitted.transform, fmt)
     except torch.OutOfMemoryError as error:
         raise QuantMLAError(
             f"out of memory while learning {site.prefix}: lower num_sequences, sequence_length or "

@@ -6,6 +6,7 @@ import torch
 from quantmla.evaluate.simulated_cache import simulated_cache
 from quantmla.evaluate.teacher_forced import latent_attentions, norm_weight, teacher_forced
 from quantmla.quant.format import paper_format, parse_format
+from quantmla.quant.mixed import model_format
 from quantmla.serve.transformers import QuantMLACache
 from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform
 
@@ -35,7 +36,12 @@ def steps(model, cache, ids, mask=None, prompt: int = 1) -> torch.Tensor:
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+MIXED = model_format(
+    FORMATS[0], {1: parse_format("c2r4", **SMALL, recent_window=16, num_sink_tokens=2)}
+)
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, MIXED], ids=lambda f: f.name)
 @pytest.mark.parametrize("prompt", [1, 37])
 def test_without_a_transform_it_is_the_packed_cache(model, fmt, prompt):
     mask = torch.ones_like(IDS)

@@ -2,7 +2,8 @@
 
 A layer study has `measure(layer, protocol, generator)`, called once for each captured attention,
 and `summarize(layers, protocol)` of what it returned for all of them. A model study has
-`measure(model, protocol)` and runs after the layers. All return what JSON can hold. To add one:
+`measure(model, protocol)`, which runs after the layers, and `check(run)`, which refuses before any
+work what it cannot do. All return what JSON can hold. To add one:
 write the module, add its line here.
 """
 
@@ -14,4 +15,4 @@ LAYER_STUDIES = {
     "bound": "quantmla.analysis.bound",
     "centring": "quantmla.analysis.centring",
 }
-MODEL_STUDIES: dict[str, str] = {}
+MODEL_STUDIES = {"sensitivity": "quantmla.analysis.sensitivity"}

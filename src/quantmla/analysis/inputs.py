@@ -1,6 +1,7 @@
 """What `quantmla analyze` works on: everything that can be refused is refused here."""
 
 import hashlib
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,10 +72,10 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
     adapter.check(source)
     texts = tuple((Path(name).name, read_text(name)) for name in request.texts)
     texts = texts or packaged_texts()
-    return AnalysisRun(
+    run = AnalysisRun(
         request=request,
         protocol=protocol,
-        studies=request.studies or known,
+        studies=request.studies or _default_studies(request),
         source=source,
         adapter=adapter,
         device=device,
@@ -82,6 +83,19 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
         tokens_BS=_tokens(source, texts, protocol),
         work=work,
     )
+    require(
+        request.budget is None or "sensitivity" in run.studies,
+        "a budget needs the study sensitivity: add it to --studies",
+        UsageError,
+    )
+    for name in run.of_model:
+        importlib.import_module(MODEL_STUDIES[name]).check(run)
+    return run
+
+
+def _default_studies(request: AnalysisRequest) -> tuple[str, ...]:
+    """Studies of the whole model hold all of it in memory: they run for a budget, or when named."""
+    return (*LAYER_STUDIES, *(() if request.budget is None else MODEL_STUDIES))
 
 
 def _work_folder(request: AnalysisRequest) -> Path:

@@ -18,6 +18,7 @@ from quantmla.evaluate.stored import StoredCoordinates, coordinates
 from quantmla.evaluate.teacher_forced import Transforms, latent_attentions, norm_weight
 from quantmla.mla.rope import RopeOrder, from_interleaved, to_interleaved
 from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat, each_layer
 from quantmla.quant.roundtrip import read_content, read_rope
 from quantmla.serve.families import cached_rope_order
 from quantmla.serve.transformers import QuantMLACache, QuantMLALayer
@@ -108,19 +109,20 @@ class SimulatedLayer(QuantMLALayer):
 
 def simulated_cache(
     model: nn.Module,
-    fmt: CacheFormat,
+    fmt: ModelFormat,
     attention_mask: Tensor | None = None,
     transforms: Transforms | None = None,
     rope_order: RopeOrder | None = None,
 ) -> QuantMLACache:
     """An empty cache for `model`; `transforms` by cache index. Greedy and sampled decoding only."""
     config: Any = model.config
-    cache = QuantMLACache(config, replace(fmt, range_rule="hold_zero"), attention_mask, rope_order)
+    like = each_layer(fmt, lambda one: replace(one, range_rule="hold_zero"))
+    cache = QuantMLACache(config, like, attention_mask, rope_order)
     attentions = latent_attentions(model)
     order = rope_order or cached_rope_order(next(iter(attentions.values())).config)
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, QuantMLALayer):
             transform = (transforms or {}).get(index)
             stored = coordinates(order, transform, norm_weight(attentions[index]))
-            cache.layers[index] = SimulatedLayer(layer, fmt, stored)
+            cache.layers[index] = SimulatedLayer(layer, fmt.for_layer(index), stored)
     return cache

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from quantmla.evaluate.simulated_cache import simulated_cache
 from quantmla.evaluate.teacher_forced import teacher_forced
 from quantmla.evaluate.variant import Variant
-from quantmla.quant.format import CacheFormat, parse_format
+from quantmla.quant.format import parse_format
+from quantmla.quant.mixed import ModelFormat, distinct_formats
 from quantmla.serve.transformers import QuantMLACache
 from quantmla.tasks.build import quiet
 
@@ -25,7 +26,7 @@ BF16 = parse_format("c16r16")  # what is not quantised is a cache, too, of bf16 
 Done = Callable[[int], None]  # requests answered
 
 
-def read_format(variant: Variant) -> CacheFormat:
+def read_format(variant: Variant) -> ModelFormat:
     """The format that a variant's keys are read in."""
     return BF16 if variant.fmt is None else variant.fmt
 
@@ -36,7 +37,8 @@ def variant_cache(model: nn.Module, variant: Variant, mask_BT: Tensor | None) ->
     The published quantiser has no bytes either, and is simulated.
     """
     fmt = read_format(variant)
-    if variant.transforms is None and fmt.range_rule == "hold_zero":
+    has_bytes = all(one.range_rule == "hold_zero" for one in distinct_formats(fmt))
+    if variant.transforms is None and has_bytes:
         return QuantMLACache(model.config, fmt, mask_BT, variant.rope_order)
     return simulated_cache(model, fmt, mask_BT, variant.transforms, variant.rope_order)
 

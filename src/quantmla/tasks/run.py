@@ -31,6 +31,7 @@ from quantmla.manifest import CONFIG_KEY
 from quantmla.method import load_method
 from quantmla.progress import Report, bars, say
 from quantmla.quant.layout import bf16_row_bytes, layout_for
+from quantmla.quant.mixed import describe, each_layer
 from quantmla.recipe import TaskRequest
 from quantmla.tasks.build import Built, build_task
 from quantmla.tasks.checks import check_engine, check_methods, check_tasks
@@ -107,7 +108,7 @@ def _planned(request: TaskRequest, subject: Subject) -> list[Variant]:
     """The unquantised baseline, the methods asked for, and what was fused; nothing is loaded."""
     fmt, variants = format_asked(request.evaluation, subject), [BASELINE]
     for name in request.evaluation.methods:
-        used = published(fmt) if load_method(name).PUBLISHED_FORMAT else fmt
+        used = each_layer(fmt, published) if load_method(name).PUBLISHED_FORMAT else fmt
         variants.append(Variant(name=name, fmt=used))
     if subject.fused is not None:
         variants.append(Variant(name=subject.fused.config[CONFIG_KEY]["method"], fmt=fmt))
@@ -177,13 +178,16 @@ def _document(
 
 def _described(subject: Subject, variant: Variant) -> Document:
     fmt, geometry = variant.fmt, subject.adapter.geometry(subject.base.config)
+    sites = subject.adapter.sites(subject.base.config, subject.base.names)
     if fmt is None:
         size = float(bf16_row_bytes(geometry.kv_lora_rank, geometry.qk_rope_head_dim))
     else:
-        size = layout_for(geometry, fmt).page_bytes / fmt.page_size
+        formats = [fmt.for_layer(site.cache_index) for site in sites if not site.mtp]
+        pages = [layout_for(geometry, one).page_bytes for one in formats]
+        size = sum(pages) / len(pages) / fmt.page_size
     return {
         "name": variant.name,
-        "format": "bf16" if fmt is None else fmt.name,
+        "format": "bf16" if fmt is None else describe(fmt),
         "sinks": 0 if fmt is None else fmt.num_sink_tokens,
         "recent": None if fmt is None else fmt.recent_window,
         "bytes_per_token": size,

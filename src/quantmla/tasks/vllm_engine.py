@@ -7,19 +7,26 @@ only tasks whose answers are written are evaluated so.
 from pathlib import Path
 from typing import Any
 
-from quantmla.quant.format import CacheFormat
+from quantmla.errors import UsageError, require
+from quantmla.quant.mixed import ModelFormat, uniform_format
 
 MEMORY_SHARE = 0.9  # of the GPU, for all engines of a run together
 
 
 def vllm_arguments(
-    folder: Path, fmt: CacheFormat | None, *, positions: int, engines: int
+    folder: Path, fmt: ModelFormat | None, *, positions: int, engines: int
 ) -> dict[str, Any]:
     """Arguments of lm-eval's VLLM for a checkpoint whose cache is packed in `fmt`, or is bf16."""
+    one = None if fmt is None else uniform_format(fmt)
+    require(
+        fmt is None or one is not None,
+        "--engine vllm takes one format for all layers, and those of this folder differ",
+        UsageError,
+    )
     return {
         "pretrained": str(folder),
         "dtype": "bfloat16",
-        "kv_cache_dtype": "auto" if fmt is None else f"quantmla_{fmt.name}",
+        "kv_cache_dtype": "auto" if one is None else f"quantmla_{one.name}",
         "max_model_len": positions,
         "batch_size": "auto",
         "seed": 0,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quantmla.kernels.cuda.backend import NARROW, WIDE, variant_for
+from quantmla.kernels.cuda.backend import NARROW, WIDE, WIDEST, variant_for
 from quantmla.kernels.cuda.build import cubin, defines
 from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.quant.format import parse_format
@@ -39,7 +39,9 @@ def _page_loop(sass: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["c4r4", "c2r4"])
-@pytest.mark.parametrize(("variant", "products", "most"), [(NARROW, 69, 1200), (WIDE, 68, 1520)])
+@pytest.mark.parametrize(
+    ("variant", "products", "most"), [(NARROW, 69, 1200), (WIDE, 68, 1520), (WIDEST, 68, 1960)]
+)
 def test_page_loop(tmp_path, name, variant, products, most):
     """Operands from registers, no product waits for another, few instructions for 64 tokens."""
     image = cubin(defines(variant, page_layout(512, 64, parse_format(name))))
@@ -63,7 +65,8 @@ def test_page_loop(tmp_path, name, variant, products, most):
 
 def test_variant_by_rows():
     assert variant_for(1) == variant_for(16) == NARROW
-    assert variant_for(17) == variant_for(128) == WIDE
+    assert variant_for(17) == variant_for(32) == WIDE
+    assert variant_for(33) == variant_for(128) == WIDEST
 
 
 def test_few_rows_are_combined_by_more_warps():
