@@ -23,8 +23,8 @@ def test_a_method_that_the_folder_is_of():
 
 
 def test_vllm_scores_no_given_texts():
-    def check(*tasks, fused=True, methods=()):
-        evaluation = EvaluationRequest(model="out", methods=methods)
+    def check(*tasks, fused=True, **given):
+        evaluation = EvaluationRequest(model="out", **given)
         request = TaskRequest(evaluation=evaluation, tasks=tasks, output="run", engine="vllm")
         check_engine(asked_tasks(tasks, 4096), request, fused=fused)
 
@@ -35,3 +35,5 @@ def test_vllm_scores_no_given_texts():
         check("gsm8k", fused=False)
     with pytest.raises(UsageError, match="and no --methods"):
         check("gsm8k", methods=("rtn",))
+    with pytest.raises(UsageError, match="serves the folder's own format"):
+        check("gsm8k", sinks=0)

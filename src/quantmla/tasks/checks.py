@@ -44,6 +44,16 @@ def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -
         "--engine vllm evaluates what quantize wrote: name such a folder, and no --methods",
         UsageError,
     )
+    given = request.evaluation
+    changed = given.unprotected or any(
+        x is not None for x in (given.format, given.sinks, given.recent)
+    )
+    require(
+        not changed,
+        "--engine vllm serves the folder's own format: drop --format, --sinks, --recent and "
+        "--unprotected",
+        UsageError,
+    )
     scored = [task.label for task in asked if task.spec.kind == "likelihood"]
     require(
         not scored,

@@ -140,7 +140,10 @@ def _engines(
             assert source is not None
             if variant.name not in started:
                 arguments = vllm_arguments(
-                    source.path, variant.fmt, positions=positions(subject), engines=len(variants)
+                    source.path,
+                    packed=variant.fmt is not None,
+                    positions=positions(subject),
+                    engines=len(variants),
                 )
                 started[variant.name] = vllm_model(arguments)
             return started[variant.name]

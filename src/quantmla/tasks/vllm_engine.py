@@ -7,26 +7,16 @@ only tasks whose answers are written are evaluated so.
 from pathlib import Path
 from typing import Any
 
-from quantmla.errors import UsageError, require
-from quantmla.quant.mixed import ModelFormat, uniform_format
-
 MEMORY_SHARE = 0.9  # of the GPU, for all engines of a run together
 
 
-def vllm_arguments(
-    folder: Path, fmt: ModelFormat | None, *, positions: int, engines: int
-) -> dict[str, Any]:
-    """Arguments of lm-eval's VLLM for a checkpoint whose cache is packed in `fmt`, or is bf16."""
-    one = None if fmt is None else uniform_format(fmt)
-    require(
-        fmt is None or one is not None,
-        "--engine vllm takes one format for all layers, and those of this folder differ",
-        UsageError,
-    )
-    return {
+def vllm_arguments(folder: Path, *, packed: bool, positions: int, engines: int) -> dict[str, Any]:
+    """Arguments of lm-eval's VLLM; a packed cache is that of the folder's own config."""
+    cache = {"attention_backend": "CUSTOM"} if packed else {}
+    return cache | {
         "pretrained": str(folder),
         "dtype": "bfloat16",
-        "kv_cache_dtype": "auto" if one is None else f"quantmla_{one.name}",
+        "kv_cache_dtype": "auto",
         "max_model_len": positions,
         "batch_size": "auto",
         "seed": 0,
