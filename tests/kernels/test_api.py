@@ -55,7 +55,7 @@ def test_a_named_backend_that_cannot_says_why(call: tuple[DecodeQuery, CacheView
 
 
 def test_an_unknown_backend_names_the_known_ones(call: tuple[DecodeQuery, CacheView]) -> None:
-    with pytest.raises(UsageError, match=r"'gluon' is not one of.*auto.*cuda.*triton.*reference"):
+    with pytest.raises(UsageError, match=r"'gluon' is not one of.*auto.*triton.*cuda.*reference"):
         decode(*call, backend="gluon")
 
 

@@ -124,6 +124,11 @@ def test_a_checkpoint_that_is_not_fused_is_refused(start):
     [
         ({"version": 2}, UsageError, "version 2 is not 1"),
         ({"ignored_layers": [0]}, UnsupportedModel, r"caches of layers \[0\] in bf16"),
+        (
+            {"format": {**parse_format("c4r4").to_json(), "layers": {"0": {"content_bits": 2}}}},
+            UnsupportedModel,
+            "c2r4 in layer 0; c4r4 in all others.*one format for all layers",
+        ),
     ],
 )
 def test_settings_that_are_not_read_are_refused(start, change, error, message):

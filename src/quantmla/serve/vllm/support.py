@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quantmla.errors import UnsupportedModel, UsageError, require
-from quantmla.quant.mixed import uniform_format
+from quantmla.quant.mixed import describe, uniform_format
 from quantmla.serve.settings import CONFIG_KEY, cache_settings
 from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
 from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
@@ -154,15 +154,15 @@ def served_layout(config: VllmConfig) -> PoolLayout:
         "which is not supported in vLLM: quantise every layer",
         UnsupportedModel,
     )
-    text, block_size = model.hf_text_config, config.cache_config.block_size
     fmt = uniform_format(settings.fmt)
     require(
         fmt is not None,
-        f"{CONFIG_KEY} gives layers formats of their own, which is not supported in vLLM: one pool "
-        "has pages of one size",
+        f"{CONFIG_KEY} has a cache format for each layer, {describe(settings.fmt)}, "
+        "which is not supported in vLLM: quantise with one format for all layers",
         UnsupportedModel,
     )
     assert fmt is not None
+    text, block_size = model.hf_text_config, config.cache_config.block_size
     layout = pool_layout(fmt, text.kv_lora_rank, text.qk_rope_head_dim)
     require(
         not config.cache_config.user_specified_block_size or block_size == fmt.page_size,
