@@ -7,6 +7,7 @@ from quantmla.card import model_card
 from quantmla.learn import LayerLog
 from quantmla.method.layer import PathErrors
 from quantmla.quant.format import parse_format
+from quantmla.quant.mixed import MixedFormat
 
 LOG = LayerLog(
     prefix="model.layers.0.self_attn",
@@ -49,3 +50,10 @@ def test_the_card_says_what_was_done_and_with_which_errors():
     assert "ab" * 32 in card
     assert "| model.layers.0.self_attn | 4.00e-03 → 5.00e-04 | 1.00e-03 → 7.00e-04 |" in card
     assert "{" not in card
+
+
+def test_the_card_of_a_mixed_format_names_the_layers():
+    mixed = MixedFormat(default=parse_format("c4r4"), layers={3: parse_format("c2r4")})
+    card = model_card(config() | {"format": mixed.to_json()}, [LOG])
+    assert "fused by QuantMLA for a mixed cache" in card
+    assert "cache format: mixed (c2r4 in layer 3; c4r4 in all others), groups of 64" in card

@@ -15,7 +15,7 @@ import yaml
 import quantmla
 from quantmla.cli import build_parser, main
 from quantmla.errors import QualityGateFailed, QuantMLAError, UnsupportedModel
-from quantmla.recipe import EvaluationRequest, Recipe, with_changes
+from quantmla.recipe import AnalysisRequest, EvaluationRequest, Recipe, with_changes
 
 FLAGS = {
     "inspect": ["MODEL", "--json"],
@@ -29,6 +29,10 @@ FLAGS = {
     "eval": [
         *("MODEL_OR_OUT", "--baseline", "--methods", "--format", "--sinks", "--recent"),
         *("--unprotected", "--text", "--context", "--limit", "--device", "--json"),
+    ],
+    "analyze": [
+        *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
+        *("--device", "--resume", "--overwrite", "--json", "--quiet"),
     ],
     "doctor": ["--json"],
 }
@@ -48,7 +52,12 @@ def calls(monkeypatch):
 
         return run
 
-    for module, names in {"pipeline": ("quantize", "verify"), "evaluation": ("evaluate",)}.items():
+    stages = {
+        "pipeline": ("quantize", "verify"),
+        "evaluation": ("evaluate",),
+        "analyze": ("analyze",),
+    }
+    for module, names in stages.items():
         fake = types.ModuleType(f"quantmla.{module}")
         for name in names:
             setattr(fake, name, stage(name))
@@ -120,12 +129,18 @@ def test_quantize_passes_a_recipe(calls, capsys):
 def test_flags_override_the_recipe(calls, tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(
-        yaml.safe_dump({"model": {"id": "a/b"}, "format": {"name": "c2r4", "sinks": 1}})
+        yaml.safe_dump(
+            {
+                "model": {"id": "a/b"},
+                "format": {"name": "c2r4", "sinks": 1, "layers": {0: "c4r4"}},
+            }
+        )
     )
     argv = ["quantize", "-o", "out", "--recipe", str(path), "--format", "c8r8"]
     assert main([*argv, "--dry-run", "--overwrite", "--quiet", "--json"]) == 0
     ((_, (recipe,), flags),) = calls.made
     assert (recipe.model.id, recipe.format.name, recipe.format.sinks) == ("a/b", "c8r8", 1)
+    assert recipe.format.layers == {}  # one format was asked for, for all
     assert flags == {"resume": False, "dry_run": True, "overwrite": True, "progress": False}
 
 
@@ -157,6 +172,36 @@ def test_eval_passes_a_request_and_writes_rows(calls, tmp_path, capsys):
     assert written["header"]["versions"]["quantmla"] == quantmla.__version__
     assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
     assert "0.25" in capsys.readouterr().out
+
+
+def test_analyze_passes_a_request(calls, capsys):
+    argv = [
+        "analyze",
+        "nano",
+        "-o",
+        "out",
+        "--preset",
+        "paper",
+        "--studies",
+        "gain, bound",
+        "--budget",
+        "94",
+    ]
+    argv += ["--text", "a.txt", "--text", "b.txt", "--device", "cpu", "--resume", "--overwrite"]
+    assert main([*argv, "--quiet"]) == 0
+    request = AnalysisRequest(
+        model="nano",
+        output="out",
+        preset="paper",
+        studies=("gain", "bound"),
+        texts=("a.txt", "b.txt"),
+        budget=94.0,
+        device="cpu",
+        resume=True,
+        overwrite=True,
+    )
+    assert calls.made == [("analyze", (request,), {"progress": False})]
+    assert capsys.readouterr().out == "folder  out\n"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +246,9 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["estimate", "nano", "--gpu-memory", "lots"], "'lots'"),
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),
+        (["analyze", "nano"], "-o/--output"),
+        (["analyze", "nano", "-o", "out", "--budget", "much"], "'much'"),
+        (["analyze", "nano", "-o", "out", "--studies", ","], "',' names none"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(calls, capsys, argv, words):

@@ -6,8 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantmla.errors import UnsupportedModel, UsageError
-from quantmla.estimate import Workload, estimate, num_cached_layers, parse_size, request_bytes
+from quantmla.estimate import (
+    Workload,
+    cached_layers,
+    chosen_format,
+    estimate,
+    parse_size,
+    request_bytes,
+)
 from quantmla.quant.format import CacheFormat, parse_format
+from quantmla.quant.mixed import MixedFormat
 
 C4R4 = parse_format("c4r4")
 
@@ -38,13 +46,13 @@ def test_c2r4_is_six_times_smaller():
 
 
 def test_r27_longcat_has_two_attentions_per_layer():
-    assert num_cached_layers(LONGCAT_FLASH) == 56
+    assert cached_layers(LONGCAT_FLASH) == list(range(56))
 
 
 def test_r27_kimi_linear_caches_its_full_attention_layers_only():
-    assert num_cached_layers(KIMI_LINEAR) == 7
+    assert cached_layers(KIMI_LINEAR) == [3, 7, 11, 15, 19, 23, 26]
     with pytest.raises(UnsupportedModel, match="full_attn_layers"):
-        num_cached_layers({**KIMI_LINEAR, "linear_attn_config": None})
+        cached_layers({**KIMI_LINEAR, "linear_attn_config": None})
 
 
 def test_budget_and_concurrency():
@@ -103,3 +111,29 @@ def test_bad_workloads_are_named(key, value):
 def test_a_model_without_latent_attention_is_refused():
     with pytest.raises(UnsupportedModel, match="llama"):
         estimate({"model_type": "llama", "hidden_size": 64}, C4R4, Workload())
+
+
+def test_layers_of_different_formats_are_added_up():
+    mixed = MixedFormat(default=C4R4, layers={0: parse_format("c2r4"), 26: parse_format("c8r8")})
+    found = estimate(DEEPSEEK_V2_LITE, mixed, Workload(context=131_072))
+    per_token = 25 * 320 + 192 + 604
+    assert found.format == "mixed"
+    assert found.bytes_per_token == per_token
+    assert found.bytes_per_token_and_layer == per_token / 27
+    assert found.page_bytes is None
+    assert found.request_bytes == 2046 * 64 * per_token + 27 * 132 * 1152
+    with pytest.raises(UsageError, match="27"):
+        estimate(
+            DEEPSEEK_V2_LITE,
+            MixedFormat(default=C4R4, layers={27: parse_format("c2r4")}),
+            Workload(),
+        )
+
+
+def test_without_a_name_the_format_is_the_recorded_one():
+    assert chosen_format(DEEPSEEK_V2_LITE, "x", None) == C4R4
+    kept = {"base_model": "m", "base_sha256": "", "method": "rtn", "version": 1}
+    fmt = parse_format("c2r4")
+    fused = {**DEEPSEEK_V2_LITE, "quantmla_config": {**kept, "format": fmt.to_json()}}
+    assert chosen_format(fused, "x", None) == fmt
+    assert chosen_format(fused, "x", "c8r8") == parse_format("c8r8")

@@ -248,3 +248,23 @@ def test_a_damaged_manifest_is_one_sentence(value, fused: Path, run, tmp_path: P
         run(out, methods=("rtn",))
     with pytest.raises(QuantMLAError, match="quantmla_config in"):
         pipeline.verify(str(out), against=None)
+
+
+def test_a_mixed_folder_is_measured_in_its_own_formats_and_so_are_the_others(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, run
+):
+    out, recipe = tmp_path / "out", tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "format: {sinks: 2, recent: 64, layers: {0: c2r4}}\ntransform: {method: rtn}\n"
+    )
+    argv = ["quantize", str(tiny_model("deepseek_v3")), "-o", str(out), "--quiet"]
+    assert main([*argv, "--recipe", str(recipe), "--text", str(short_text)]) == 0
+    rows = run(out, methods=("rtn",), unprotected=True)
+    four, two = (run(out, methods=("rtn",), format=f, unprotected=True) for f in ("c4r4", "c2r4"))
+    for at in (1, 2):
+        assert rows[at]["format"] == "mixed"
+        assert (rows[at]["sinks"], rows[at]["recent"]) == (0, None)
+        assert four[at]["kl_mean"] < rows[at]["kl_mean"] < two[at]["kl_mean"]
+        sizes = [r[at]["bytes_per_token"] for r in (four, rows, two)]
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(set(sizes)) == 3

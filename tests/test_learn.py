@@ -13,10 +13,11 @@ from quantmla.arch import adapter_for
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import open_source
 from quantmla.errors import QuantMLAError, UsageError
-from quantmla.learn import Learned, LearnSettings, empty_workdir, learn_checkpoint
+from quantmla.learn import Learned, LearnSettings, learn_checkpoint
 from quantmla.method import paper, rtn
 from quantmla.quant.format import parse_format
 from quantmla.transform.store import transforms_to_bytes
+from quantmla.workdir import empty_workdir
 
 Tiny = Callable[[str], Path]
 TOKENS = CalibrationTokens(random_tokens(1, 70), random_tokens(2, 70))

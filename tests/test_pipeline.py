@@ -22,11 +22,16 @@ from quantmla.arch import adapter_for
 from quantmla.checkpoint.source import open_source
 from quantmla.cli import main
 from quantmla.evaluate.stored import as_bf16
+from quantmla.inspection import inspect_model
 from quantmla.manifest import CONFIG_KEY
 from quantmla.quant.format import CacheFormat
+from quantmla.quant.layout import page_layout
+from quantmla.quant.mixed import describe, format_from_json, uniform_format
+from quantmla.recipe import load_recipe
+from quantmla.serve.transformers import QuantMLACache
 from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import FILE_NAME, transforms_from_file
-from quantmla.verify import relative_error
+from quantmla.verify import load_model, relative_error
 
 pytestmark = pytest.mark.usefixtures("read_short")
 Tiny = Callable[[str], Path]
@@ -485,3 +490,58 @@ def test_the_cache_of_the_fused_model_holds_the_transformed_rows(
     stored = (seen[1][0] * seen[1][1]).double()
     assert relative_error(stored, wanted) < 1e-5
     assert relative_error(as_bf16(stored.float()).double(), wanted) < 2**-8
+
+
+MIXED_LAYERS = {0: "c2r4", 1: {"name": "c8r8", "rope_bands": 1}}
+
+
+def test_layers_of_different_formats_from_recipe_to_cache(
+    tiny_model: Tiny,
+    recipe: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    base, out = tiny_model("deepseek_v3"), tmp_path / "out"
+    assert main(recipe(base, out, OURS, layers=MIXED_LAYERS)) == 0
+    capsys.readouterr()
+    found = json.loads((out / "config.json").read_text())[CONFIG_KEY]
+    cache = format_from_json(found["format"])
+    assert uniform_format(cache) is None
+    assert [cache.for_layer(i).name for i in range(3)] == ["c2r4", "c8r8", "c4r4"]
+    pages = {i: page_layout(64, 16, cache.for_layer(int(i))).page_bytes for i in found["layouts"]}
+    assert {i: layout["page_bytes"] for i, layout in found["layouts"].items()} == pages
+    assert len(set(pages.values())) > 1
+    assert "layout" not in found
+
+    # each layer is learned for its own widths: as a run of that format alone learns it
+    alone = tmp_path / "alone"
+    assert main(recipe(base, alone, OURS, name="c2r4")) == 0
+    capsys.readouterr()
+    mixed, uniform = (transforms_from_file(x / FILE_NAME) for x in (out, alone))
+    first, second = sorted(mixed)[:2]
+    assert torch.equal(mixed[first].content.rotation_RR, uniform[first].content.rotation_RR)
+    assert not torch.equal(mixed[second].content.rotation_RR, uniform[second].content.rotation_RR)
+
+    # the written recipe makes it again; the card and `inspect` say what it is
+    written = load_recipe(out / "recipe.yaml")
+    assert written.format.cache_format() == cache
+    assert "c2r4 in layer 0; c8r8 in layer 1; c4r4 in all others" in (out / "README.md").read_text()
+    assert inspect_model(str(out)).cache_format == describe(cache)
+    assert main(["verify", str(out), "--json"]) == 0
+    read(capsys)
+
+    # transformers' cache stores every layer in its own format, as the evaluation reads it
+    model = load_model(out, torch.float32)
+    packed = QuantMLACache.from_config(model.config)
+    assert [layer.fmt.name for layer in packed.layers][:2] == ["c2r4", "c8r8"]
+
+
+def test_layers_that_a_model_lacks_are_refused(
+    tiny_model: Tiny,
+    recipe: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    argv = recipe(tiny_model("deepseek_v3"), tmp_path / "out", layers={77: "c2r4"})
+    assert "77" in refused(capsys, 2, argv)
+    assert not (tmp_path / "out").exists()

@@ -21,6 +21,9 @@ def test_sizes_are_those_of_the_run_and_nothing_is_written(
     assert main([*argv, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["layers"] == layers
+    assert found["cache_format"] == "c4r4"
+    # 40 of codes, 9 of groups, 3 of the mean and padding
+    assert found["cache_bytes_per_token_and_layer"] == 52
     assert found["calibration_tokens"] == 64 * (3 + 1)
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     assert found["output_disk_bytes"] == weights

@@ -3,7 +3,7 @@
 import pytest
 
 from quantmla.errors import UsageError
-from quantmla.quant.format import CacheFormat
+from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.recipe import Recipe, decided, load_recipe, recipe_from, to_yaml, with_changes
 
 
@@ -51,7 +51,7 @@ def test_format_fields_reach_the_cache_format():
     ("data", "words"),
     [
         ({"modle": {}}, ["'modle'", "model, calibration, format"]),
-        ({"format": {"bits": 4}}, ["'format.bits'", "name, group_size"]),
+        ({"format": {"bits": 4}}, ["'format.bits'", "name, rope_centring"]),
         ({"calibration": {"num_sequences": 0}}, ["'calibration.num_sequences'", "0", "greater"]),
         ({"calibration": {"seed": "x"}}, ["'calibration.seed'", "'x'", "integer"]),
         ({"format": {"name": "c5r4"}}, ["'c5r4'", "c4r4"]),
@@ -123,3 +123,44 @@ def test_a_decided_recipe_says_what_its_names_stood_for_and_reads_back(tmp_path)
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(recipe))
     assert load_recipe(path) == recipe
+
+
+LAYERS = {0: "c2r4", 3: {"name": "c8r8", "rope_bands": 1}}
+
+
+def test_layers_have_their_own_bits_and_share_the_rest():
+    recipe = recipe_from({"format": {"name": "c4r4", "recent": 256, "layers": LAYERS}})
+    cache = recipe.format.cache_format()
+    assert cache.for_layer(0) == parse_format("c2r4", recent_window=256)
+    assert cache.for_layer(3) == parse_format("c8r8", recent_window=256)
+    assert cache.for_layer(1) == parse_format("c4r4", recent_window=256)
+
+
+def test_a_recipe_with_layers_is_decided_and_reads_back(tmp_path):
+    recipe = recipe_from({"format": {"rope_centring": "none", "layers": LAYERS}})
+    written = decided(recipe, {})
+    assert written.format.cache_format() == recipe.format.cache_format()
+    assert written.format.layers[0].rope_centring == "page"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(written))
+    assert load_recipe(path) == written
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ({0: "c5r4"}, "'c5r4'"),
+        ({-1: "c4r4"}, "format.layers.-1"),
+        (
+            {0: {"bits": 4}},
+            "'format.layers.0.bits'; allowed here: name, rope_centring, rope_bands$",
+        ),
+        ({0: 4}, "format.layers.0"),
+        ({"0": "c4r4"}, "format.layers.0"),
+        (["c4r4"], "'format.layers'"),
+    ],
+    ids=str,
+)
+def test_layers_that_cannot_be_meant(layers, words):
+    with pytest.raises(UsageError, match=words):
+        recipe_from({"format": {"layers": layers}})

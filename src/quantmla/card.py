@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantmla.learn import LayerLog
+from quantmla.quant.mixed import describe, format_from_json, uniform_format
 
 TEMPLATE = """---
 base_model: {quoted_base}
@@ -17,10 +18,10 @@ tags: [quantmla, kv-cache, mla]
 
 An ordinary checkpoint: names, shapes and dtypes of all tensors are those of `{base_model}`, and any
 engine runs it with the same results up to the rounding of its weights. What changed is the basis of
-its two cached paths, so that a cache of {content_bits}-bit latents and {rope_bits}-bit rope keys
+its two cached paths, so that a cache of {widths}
 loses less.
 
-* method: {method}; cache format: {name}, groups of {group_size}, rope centring {rope_centring},
+* method: {method}; cache format: {described}, groups of {group_size},
   {num_sink_tokens} sink tokens and at least {recent_window} recent tokens in bf16
 * base checkpoint: sha256 {base_sha256}
 * files: `quantmla_transforms.safetensors` (what was folded), `recipe.yaml` (how to make it again),
@@ -45,10 +46,23 @@ def model_card(config: Mapping[str, Any], logs: Sequence[LayerLog]) -> str:
         f"| {log.before.rope_scores:.2e} → {log.after.rope_scores:.2e} |"
         for log in logs
     )
-    name = f"c{fmt['content_bits']}r{fmt['rope_bits']}"
+    cache = format_from_json(fmt)
+    one = uniform_format(cache)
+    widths, described = "other widths in each layer", describe(cache)
+    if one is not None:
+        widths = f"{one.content_bits}-bit latents and {one.rope_bits}-bit rope keys"
+        described = f"{one.name}, rope centring {one.rope_centring}"
     facts = {key: config[key] for key in _FROM_CONFIG}
     quoted = json.dumps(config["base_model"], ensure_ascii=False)  # a folder may be called anything
-    return TEMPLATE.format(name=name, rows=rows, quoted_base=quoted, **fmt, **facts)
+    return TEMPLATE.format(
+        name=cache.name,
+        widths=widths,
+        described=described,
+        rows=rows,
+        quoted_base=quoted,
+        **fmt,
+        **facts,
+    )
 
 
 _FROM_CONFIG = ("base_model", "base_sha256", "method")

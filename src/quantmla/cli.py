@@ -9,13 +9,12 @@ import argparse
 import errno
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from quantmla import __version__
+from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
 from quantmla.errors import QuantMLAError, UsageError, require
 
 INTERRUPTED = 130
@@ -23,39 +22,9 @@ UNSUPPORTED = 3
 Command = Callable[[argparse.Namespace], int]
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but a wrong flag is one line like every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-
-def _whole(text: str, least: int) -> int:
-    if re.fullmatch("[0-9]{1,18}", text) is None or int(text) < least:
-        raise argparse.ArgumentTypeError(
-            f"{text[:40]!r} is not a whole number of at least {least} and at most 18 digits"
-        )
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names none: give them as A,B")
-    return names
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Every subcommand and flag; `tests/test_cli.py` pins the list."""
-    parser = _Parser(
+    parser = Parser(
         prog="quantmla",
         description="Low-bit KV caches for Multi-head Latent Attention.",
         allow_abbrev=False,
@@ -73,12 +42,9 @@ def build_parser() -> argparse.ArgumentParser:
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
     _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
+    _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
-
-
-MODEL_HELP = "a checkpoint folder, a hub id, or 'nano', the packaged model"
-DEVICE_HELP = "cpu, cuda, cuda:1, ... (default: a GPU where there is one)"
 
 
 def _json_flag(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +58,9 @@ def _inspect_flags(parser: argparse.ArgumentParser) -> None:
 
 def _estimate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
-    parser.add_argument("--format", default="c4r4", help="such as c4r4 or c2r4 (default: c4r4)")
-    parser.add_argument("--context", type=_positive, default=131_072, help="tokens per request")
-    parser.add_argument("--batch", type=_positive, default=1, help="requests (default: 1)")
+    parser.add_argument("--format", help="such as c2r4 (default: as recorded, else c4r4)")
+    parser.add_argument("--context", type=positive, default=131_072, help="tokens per request")
+    parser.add_argument("--batch", type=positive, default=1, help="requests (default: 1)")
     parser.add_argument(
         "--gpu-memory", metavar="SIZE", help="memory for the cache, such as 141GiB or 80GB"
     )
@@ -109,9 +75,9 @@ def _quantize_flags(parser: argparse.ArgumentParser) -> None:
     add("--format", help="such as c4r4 or c2r4 (default: c4r4)")
     add("--method", help="such as quantmla or rtn (default: quantmla)")
     add("--text", metavar="FILE", help="calibration text (default: packaged)")
-    add("--num-sequences", type=_positive, metavar="N", help="calibration sequences")
-    add("--sequence-length", type=_positive, metavar="N", help="tokens per sequence")
-    add("--seed", type=_count, metavar="N")
+    add("--num-sequences", type=positive, metavar="N", help="calibration sequences")
+    add("--sequence-length", type=positive, metavar="N", help="tokens per sequence")
+    add("--seed", type=count, metavar="N")
     add("--device", metavar="D", help=DEVICE_HELP)
     add("--resume", action="store_true", help="go on after the last finished layer")
     add("--dry-run", action="store_true", help="print what it would take and stop")
@@ -130,16 +96,31 @@ def _eval_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL_OR_OUT", help=f"{MODEL_HELP}, or what quantize wrote")
     add("--baseline", metavar="MODEL", help="the unquantized reference (default: as recorded)")
-    add("--methods", type=_names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
+    add("--methods", type=names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
     add("--format", metavar="F", help="such as c4r4 (default: as recorded, else c4r4)")
-    add("--sinks", type=_count, metavar="N", help="first tokens kept in bf16")
-    add("--recent", type=_count, metavar="N", help="last tokens kept in bf16")
+    add("--sinks", type=count, metavar="N", help="first tokens kept in bf16")
+    add("--recent", type=count, metavar="N", help="last tokens kept in bf16")
     add("--unprotected", action="store_true", help="every token is read in its quantized form")
     add("--text", metavar="FILE", help="held-out text (default: packaged)")
-    add("--context", type=_positive, metavar="N", help="tokens per sequence")
-    add("--limit", type=_positive, metavar="N", help="sequences")
+    add("--context", type=positive, metavar="N", help="tokens per sequence")
+    add("--limit", type=positive, metavar="N", help="sequences")
     add("--device", metavar="D", help=DEVICE_HELP)
     add("--json", type=Path, metavar="FILE", help="write the rows, with versions, to FILE")
+
+
+def _analyze_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL_HELP)
+    add("-o", "--output", metavar="DIR", required=True, help="folder for analysis.json")
+    add("--preset", default="default", help="default, paper or quick (how much is measured)")
+    add("--studies", type=names, metavar="A,B", help="only these, such as gain,bound")
+    add("--text", action="append", metavar="FILE", help="a text; may be given more than once")
+    add("--budget", type=float, metavar="N", help="bytes per token: also plan bits by layer")
+    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--resume", action="store_true", help="go on after the last finished layer")
+    add("--overwrite", action="store_true", help="replace DIR/analysis.json if it exists")
+    _json_flag(parser)
+    add("--quiet", action="store_true", help="no progress on stderr")
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -154,12 +135,12 @@ def _inspect(args: argparse.Namespace) -> int:
 def _estimate(args: argparse.Namespace) -> int:
     from quantmla import present
     from quantmla.checkpoint.locate import read_config
-    from quantmla.estimate import Workload, estimate, parse_size
-    from quantmla.quant.format import parse_format
+    from quantmla.estimate import Workload, chosen_format, estimate, parse_size
 
     budget = None if args.gpu_memory is None else parse_size(args.gpu_memory)
     load = Workload(context=args.context, batch=args.batch, budget=budget)
-    result = estimate(read_config(args.model), parse_format(args.format), load)
+    config = read_config(args.model)
+    result = estimate(config, chosen_format(config, args.model, args.format), load)
     present.show(result.to_json(), as_json=args.json)
     return 0
 
@@ -180,6 +161,7 @@ def _quantize(args: argparse.Namespace) -> int:
             "model.id": args.model,
             "output.folder": args.output,
             "format.name": args.format,
+            "format.layers": None if args.format is None else {},  # one format for all
             "transform.method": args.method,
             "calibration.text": args.text,
             "calibration.num_sequences": args.num_sequences,
@@ -241,6 +223,26 @@ def _eval(args: argparse.Namespace) -> int:
     present.show_rows(rows)  # first: they took long, and the file may fail
     if args.json is not None:
         present.write_rows(args.json, rows)
+    return 0
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    from quantmla import present
+    from quantmla.analyze import analyze
+    from quantmla.recipe import AnalysisRequest
+
+    request = AnalysisRequest(
+        model=args.model,
+        output=args.output,
+        preset=args.preset,
+        studies=args.studies or (),
+        texts=tuple(args.text or ()),
+        budget=args.budget,
+        device=args.device or "auto",
+        resume=args.resume,
+        overwrite=args.overwrite,
+    )
+    present.show(analyze(request, progress=not args.quiet), as_json=args.json)
     return 0
 
 

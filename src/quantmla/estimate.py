@@ -11,8 +11,10 @@ from typing import Any
 
 from quantmla.arch import adapter_for
 from quantmla.errors import UnsupportedModel, UsageError, require
-from quantmla.quant.format import CacheFormat
+from quantmla.manifest import CONFIG_KEY, read_manifest
+from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.layout import bf16_row_bytes, layout_for
+from quantmla.quant.mixed import ModelFormat, format_from_json, require_layers
 
 UNITS = {"": 1}
 UNITS |= {f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}
@@ -41,8 +43,8 @@ class Estimate:
     format: str
     cached_layers: int
     page_size: int  # tokens
-    page_bytes: int  # of one layer
-    bytes_per_token_and_layer: float
+    page_bytes: int | None  # of one layer; None where layers differ
+    bytes_per_token_and_layer: float  # mean over the layers
     bytes_per_token: float
     bf16_bytes_per_token: int
     context: int  # tokens
@@ -86,40 +88,61 @@ def request_bytes(fmt: CacheFormat, context: int, page_bytes: int, row_bytes: in
     return pages * page_bytes + rows * row_bytes
 
 
-def num_cached_layers(config: Mapping[str, Any]) -> int:
-    """Latent attentions that keep a cache in ordinary generation; MTP layers are not among them."""
+def cached_layers(config: Mapping[str, Any]) -> list[int]:
+    """Cache indices of the latent attentions that ordinary generation runs: no MTP layers."""
     adapter = adapter_for(config)
     text = adapter.text_config(config)
     if not adapter.every_layer:  # a hybrid: its other layers keep a state of fixed size
         layers = (text.get("linear_attn_config") or {}).get("full_attn_layers")
         require(
-            isinstance(layers, list),
+            isinstance(layers, list) and all(isinstance(layer, int) for layer in layers),
             "config.json has no linear_attn_config.full_attn_layers: which layers have latent "
             "attention cannot be told from the config alone",
             UnsupportedModel,
         )
         assert isinstance(layers, list)
-        return len(layers)
-    return adapter.num_layers(config) * adapter.attentions_per_layer
+        return [layer - 1 for layer in layers]  # the config counts from 1
+    return list(range(adapter.num_layers(config) * adapter.attentions_per_layer))
 
 
-def estimate(config: Mapping[str, Any], fmt: CacheFormat, load: Workload) -> Estimate:
+def recorded_format(config: Mapping[str, Any], model: str) -> ModelFormat | None:
+    """The format that a fused checkpoint was made for; None for any other model's config."""
+    if CONFIG_KEY not in config:
+        return None
+    return format_from_json(read_manifest(config, model)["format"])
+
+
+def chosen_format(config: Mapping[str, Any], model: str, name: str | None) -> ModelFormat:
+    """The format of that name; without one the recorded format, and c4r4 where there is none."""
+    recorded = recorded_format(config, model)
+    if name is None and recorded is not None:
+        return recorded
+    return parse_format(name or "c4r4")
+
+
+def estimate(config: Mapping[str, Any], fmt: ModelFormat, load: Workload) -> Estimate:
     """Sizes of the cache of the model that `config` (its config.json) describes.
 
     UnsupportedModel where the model has no latent attention that we handle.
     """
-    geometry, layers = adapter_for(config).geometry(config), num_cached_layers(config)
-    page = layout_for(geometry, fmt).page_bytes
+    geometry, indices = adapter_for(config).geometry(config), cached_layers(config)
+    require_layers(fmt, indices)
+    formats = [fmt.for_layer(index) for index in indices]
+    pages = [layout_for(geometry, one).page_bytes for one in formats]
+    layers = len(indices)
     row = bf16_row_bytes(geometry.kv_lora_rank, geometry.qk_rope_head_dim)
-    request = layers * request_bytes(fmt, load.context, page, row)
+    request = sum(
+        request_bytes(one, load.context, page, row)
+        for one, page in zip(formats, pages, strict=True)
+    )
     bf16_request = layers * load.context * row
-    per_token = layers * page / fmt.page_size
+    per_token = sum(pages) / fmt.page_size
     return Estimate(
         format=fmt.name,
         cached_layers=layers,
         page_size=fmt.page_size,
-        page_bytes=page,
-        bytes_per_token_and_layer=page / fmt.page_size,
+        page_bytes=pages[0] if len(set(pages)) == 1 else None,
+        bytes_per_token_and_layer=per_token / layers,
         bytes_per_token=per_token,
         bf16_bytes_per_token=layers * row,
         context=load.context,

@@ -28,6 +28,13 @@ from quantmla.method import load_method
 from quantmla.progress import bars, say
 from quantmla.quant.format import CacheFormat, paper_format, parse_format
 from quantmla.quant.layout import layout_for
+from quantmla.quant.mixed import (
+    ModelFormat,
+    distinct_formats,
+    each_layer,
+    format_from_json,
+    uniform_format,
+)
 from quantmla.recipe import EvaluationRequest
 from quantmla.transform.layer import LayerTransform
 from quantmla.verify import load_model
@@ -117,32 +124,32 @@ def _open(request: EvaluationRequest) -> _Subject:
     return _Subject(base, source, adapter_for(base.config))
 
 
-def _format(request: EvaluationRequest, subject: _Subject) -> CacheFormat:
+def _format(request: EvaluationRequest, subject: _Subject) -> ModelFormat:
     """As asked, else as recorded, else c4r4."""
-    if request.format is not None:
-        fmt = parse_format(request.format)
-    elif subject.fused is not None:
-        fmt = CacheFormat.from_json(subject.fused.config[CONFIG_KEY]["format"])
-    else:
-        fmt = parse_format("c4r4")
-    layout_for(subject.adapter.geometry(subject.base.config), fmt)
+    fmt: ModelFormat = parse_format(request.format or "c4r4")
+    if request.format is None and subject.fused is not None:
+        fmt = format_from_json(subject.fused.config[CONFIG_KEY]["format"])
+    for one in distinct_formats(fmt):
+        layout_for(subject.adapter.geometry(subject.base.config), one)
     if request.unprotected:
-        return fmt.unprotected()
-    changes: dict[str, Any] = {"num_sink_tokens": request.sinks, "recent_window": request.recent}
-    return replace(fmt, **{k: v for k, v in changes.items() if v is not None})
+        return each_layer(fmt, CacheFormat.unprotected)
+    asked: dict[str, Any] = {"num_sink_tokens": request.sinks, "recent_window": request.recent}
+    changes = {k: v for k, v in asked.items() if v is not None}
+    return each_layer(fmt, lambda one: replace(one, **changes))
 
 
 def _default_methods(subject: _Subject) -> tuple[str, ...]:
     return BASELINES if subject.fused is not None else (*BASELINES, "quantmla")
 
 
-def _fitted(subject: _Subject, name: str, fmt: CacheFormat, device: str, progress: bool) -> Variant:
+def _fitted(subject: _Subject, name: str, fmt: ModelFormat, device: str, progress: bool) -> Variant:
     """A method on the base model, in the published quantiser where that is what it is."""
     method = load_method(name)
-    used = published(fmt) if method.PUBLISHED_FORMAT else fmt
+    used = each_layer(fmt, published) if method.PUBLISHED_FORMAT else fmt
     transforms: Mapping[str, LayerTransform] | None = None
-    if fmt.group_size == parse_format(fmt.name).group_size:
-        transforms = packaged_fit(subject.base.digest(), name, fmt.name)
+    one = uniform_format(fmt)
+    if one is not None and one.group_size == parse_format(one.name).group_size:
+        transforms = packaged_fit(subject.base.digest(), name, one.name)
     if transforms is not None:
         say(f"{name}: transforms that the package holds for this model", progress)
     else:
@@ -171,7 +178,7 @@ def fit(
     source: TensorSource,
     adapter: Adapter,
     name: str,
-    fmt: CacheFormat,
+    fmt: ModelFormat,
     device: str,
     progress: bool,
 ) -> Mapping[str, LayerTransform]:

@@ -10,7 +10,8 @@ from quantmla.arch import adapter_for
 from quantmla.checkpoint.locate import PACKAGED, read_config
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import UnsupportedModel
-from quantmla.estimate import num_cached_layers
+from quantmla.estimate import cached_layers, recorded_format
+from quantmla.quant.mixed import describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Inspection:
     mtp_layers: int  # multi-token-prediction layers that the config promises
     dtype: str | None  # as the config says
     quantization: str | None  # of the weights, as the config says
+    cache_format: str | None  # what a fused checkpoint was made for
     weight_bytes: dict[str, int] | None  # by dtype of the files; None without local files
 
     def to_json(self) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def inspect_model(model: str) -> Inspection:
         facts = _attention(config)
     except UnsupportedModel as error:
         reason = str(error)
+    recorded = recorded_format(config, model)
     text = config.get("text_config") or config
     method = (config.get("quantization_config") or {}).get("quant_method")
     return Inspection(
@@ -60,6 +63,7 @@ def inspect_model(model: str) -> Inspection:
         mtp_layers=int(text.get("num_nextn_predict_layers") or 0),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         quantization=method,
+        cache_format=None if recorded is None else describe(recorded),
         weight_bytes=_weight_bytes(open_source(model)) if _is_local(model) else None,
         **facts,
     )
@@ -82,5 +86,5 @@ def _attention(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "attention": asdict(geometry),
         "rope_order": adapter.weight_rope_order if geometry.rotated else "not rotated",
-        "cached_layers": num_cached_layers(config),
+        "cached_layers": len(cached_layers(config)),
     }

@@ -7,7 +7,6 @@ numbers depend only on the seed and the layer.
 
 import hashlib
 import json
-import os
 import resource
 import sys
 import time
@@ -22,18 +21,16 @@ from torch import Tensor
 from quantmla import __version__
 from quantmla.arch.adapter import Adapter, AttentionSite
 from quantmla.capture.layer import LayerCapture
-from quantmla.capture.store import UNFINISHED
 from quantmla.capture.stream import CaptureSettings, OnProgress, captured_layers
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import TensorSource
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import QuantMLAError
 from quantmla.method import load_method
 from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_errors
-from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat
 from quantmla.transform.layer import LayerTransform, identity
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
-
-STATE = "state.json"  # of a work folder: what its run is
+from quantmla.workdir import check_workdir, mark_workdir, write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ class LearnSettings:
 
     method: str
     options: Any  # the method's Options
-    fmt: CacheFormat
+    fmt: ModelFormat
     seed: int = 0
     device: str = "cpu"
     batch_size: int = 8  # sequences per forward pass of the model
@@ -84,7 +81,7 @@ def learn_checkpoint(  # noqa: PLR0913
     Raises UsageError for a work folder of another run when resuming, or of any run when not.
     """
     run = _fingerprint(source, tokens, settings)
-    _check_workdir(workdir, run, resume=resume)
+    check_workdir(workdir, run, resume=resume)
     done = {log.prefix: (t, log) for t, log in _finished(workdir)}
     all_BS = torch.cat((tokens.train_BS, tokens.held_out_BS))
     capture = CaptureSettings(
@@ -93,7 +90,7 @@ def learn_checkpoint(  # noqa: PLR0913
     stream = captured_layers(
         source, adapter, all_BS, capture, skip=tuple(done), **_given(on_progress=on_progress)
     )
-    _mark_workdir(workdir, run)
+    mark_workdir(workdir, run)
     for site, captured in stream:
         transform, log = _fit_site(
             source, adapter, site, captured, (len(tokens.train_BS), settings)
@@ -137,13 +134,12 @@ def _fit_site(
         held_out=Sample(*(x[num_train:] for x in parts)),
     )
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + site.cache_index)
+    fmt = settings.fmt.for_layer(site.cache_index)
     try:
-        fitted: Fitted = load_method(settings.method).fit(
-            layer, settings.fmt, settings.options, generator
-        )
+        fitted: Fitted = load_method(settings.method).fit(layer, fmt, settings.options, generator)
         plain = identity(weights.norm_R.cpu(), captured.k_rope_BSE.shape[-1] // 2)
-        before = held_out_errors(layer, plain, settings.fmt)
-        after = held_out_errors(layer, fitted.transform, settings.fmt)
+        before = held_out_errors(layer, plain, fmt)
+        after = held_out_errors(layer, fitted.transform, fmt)
     except torch.OutOfMemoryError as error:
         raise QuantMLAError(
             f"out of memory while learning {site.prefix}: lower num_sequences, sequence_length or "
@@ -198,71 +194,11 @@ def _fingerprint(
     }
 
 
-def _check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
-    """Refuses a work folder of another run, and what is no work folder."""
-    if not _is_workdir(workdir):
-        killed_early = {STATE + UNFINISHED}
-        free = not workdir.exists() or (
-            workdir.is_dir() and {path.name for path in workdir.iterdir()} <= killed_early
-        )
-        require(
-            free,
-            f"{workdir} is in the way and no work folder of quantmla: move it, or choose another "
-            "output",
-            UsageError,
-        )
-        return
-    require(
-        resume,
-        f"{workdir} holds an unfinished run: go on with --resume, or remove it",
-        UsageError,
-    )
-    found = _read_state(workdir)
-    differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
-    require(
-        not differs,
-        f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin anew",
-        UsageError,
-    )
-
-
-def _read_state(workdir: Path) -> dict[str, Any]:
-    """What the work folder's run is; a sentence where that cannot be read."""
-    try:
-        return dict(json.loads((workdir / STATE).read_text()))
-    except (ValueError, TypeError) as error:
-        raise QuantMLAError(
-            f"{workdir / STATE} is damaged ({error}): remove {workdir} to begin anew"
-        ) from error
-
-
-def _is_workdir(folder: Path) -> bool:
-    return (folder / STATE).is_file()
-
-
-def _mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
-    if not _is_workdir(workdir):
-        try:
-            workdir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise QuantMLAError(f"cannot make {workdir}: {error.strerror}") from error
-        _write(workdir / STATE, json.dumps(fingerprint, indent=1).encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + UNFINISHED)
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def _save(workdir: Path, site: AttentionSite, transform: LayerTransform, log: LayerLog) -> None:
     """The log goes last: a layer counts as finished when it is there."""
     stem = f"layer_{site.cache_index:04d}"
-    _write(workdir / f"{stem}.safetensors", transforms_to_bytes({site.prefix: transform}))
-    _write(workdir / f"{stem}.json", json.dumps(asdict(log)).encode())
+    write_whole(workdir / f"{stem}.safetensors", transforms_to_bytes({site.prefix: transform}))
+    write_whole(workdir / f"{stem}.json", json.dumps(asdict(log)).encode())
 
 
 def _finished(workdir: Path) -> list[tuple[LayerTransform, LayerLog]]:
@@ -284,12 +220,3 @@ def _read_log(path: Path) -> LayerLog:
     data["before"], data["after"] = PathErrors(*data["before"]), PathErrors(*data["after"])
     data["history"] = tuple(tuple(v) for v in data["history"])
     return LayerLog(**data)
-
-
-def empty_workdir(workdir: Path) -> None:
-    """Drops what an interrupted or finished run left; touches no other folder."""
-    if not _is_workdir(workdir):
-        return
-    # The mark goes last: until then a killed removal is still known as ours.
-    for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):
-        path.unlink()

@@ -10,8 +10,10 @@ from quantmla.arch import Adapter
 from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import UsageError, require
 from quantmla.learn import LayerLog
+from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
+from quantmla.quant.mixed import format_from_json, uniform_format
 from quantmla.recipe import Recipe
 
 CONFIG_KEY = "quantmla_config"
@@ -24,28 +26,38 @@ def manifest(
     """The one key that config.json gains: what a reader of the packed cache needs.
 
     `fused` holds the prefixes of the attentions that have a transform; the others' caches stay
-    bf16 and are named by cache index.
+    bf16 and are named by cache index. Where layers differ in format, `format` has a key `layers`
+    and the bytes are under `layouts`, by cache index.
     """
     fmt = recipe.format.cache_format()
     geometry = adapter.geometry(source.config)
     sites = adapter.sites(source.config, source.names)
-    layout = layout_for(geometry, fmt)
-    planes = ("content", "rope", "scales", "zero_points", "mean")
+    one = uniform_format(fmt)
+    layouts = {
+        str(s.cache_index): _layout(geometry, fmt.for_layer(s.cache_index))
+        for s in sites
+        if s.prefix in fused
+    }
     return {
         "quant_method": "quantmla",
         "version": VERSION,
         "producer": {"name": "quantmla", "version": __version__},
         "format": fmt.to_json(),
-        "layout": {
-            name: [getattr(layout, name).start, getattr(layout, name).stop] for name in planes
-        }
-        | {"page_bytes": layout.page_bytes},
+        **({"layouts": layouts} if one is None else {"layout": _layout(geometry, one)}),
         "method": recipe.transform.method,
         "base_model": recipe.model.id,
         "base_sha256": source.digest(),
         "ignored_layers": [s.cache_index for s in sites if s.prefix not in fused and not s.mtp],
         "copied_layers": [s.prefix for s in sites if s.prefix not in fused],
     }
+
+
+def _layout(geometry: MlaGeometry, fmt: CacheFormat) -> dict[str, Any]:
+    """First and last byte of every plane of a page, and the page's size."""
+    layout = layout_for(geometry, fmt)
+    planes = ("content", "rope", "scales", "zero_points", "mean")
+    ends = {name: [getattr(layout, name).start, getattr(layout, name).stop] for name in planes}
+    return {**ends, "page_bytes": layout.page_bytes}
 
 
 def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
@@ -63,7 +75,7 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
         f"{CONFIG_KEY} in {folder} has version {found.get('version')!r}, not {VERSION}, the one "
         "this release reads",
     )
-    CacheFormat.from_json(found["format"])
+    format_from_json(found["format"])
     return dict(found)
 
 

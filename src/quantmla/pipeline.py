@@ -16,17 +16,18 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QualityGateFailed, QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import FuseReport, fuse_checkpoint
-from quantmla.learn import LayerLog, Learned, LearnSettings, empty_workdir, learn_checkpoint
+from quantmla.learn import LayerLog, Learned, LearnSettings, learn_checkpoint
 from quantmla.lock import sole_user
 from quantmla.manifest import CONFIG_KEY, log_table, manifest, read_manifest
 from quantmla.method import load_method, options_for
 from quantmla.plan import plan
 from quantmla.progress import bars, say
-from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
+from quantmla.quant.mixed import ModelFormat, distinct_formats, require_layers
 from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
+from quantmla.workdir import empty_workdir
 
 MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
 STORED_FACTOR = 2  # of the rounding floor; on another machine single weights may round differently
@@ -65,16 +66,17 @@ def quantize(
     return _summary(out, learned, report, checks)
 
 
-def _fusing_method(recipe: Recipe, fmt: CacheFormat) -> Any:
+def _fusing_method(recipe: Recipe, fmt: ModelFormat) -> Any:
     """The recipe's method, which must leave nothing to run beside the weights."""
     name = recipe.transform.method
     method = load_method(name)
-    reason = method.why_not_fused(fmt)
-    require(reason is None, f"method {name} cannot be fused: {reason}", UsageError)
+    for one in distinct_formats(fmt):
+        reason = method.why_not_fused(one)
+        require(reason is None, f"method {name} cannot be fused: {reason}", UsageError)
     return method
 
 
-def _original(recipe: Recipe, fmt: CacheFormat) -> tuple[TensorSource, Adapter]:
+def _original(recipe: Recipe, fmt: ModelFormat) -> tuple[TensorSource, Adapter]:
     """The checkpoint to start from, whose sizes must fit the format."""
     source = open_source(recipe.model.id, revision=recipe.model.revision)
     require(
@@ -83,7 +85,10 @@ def _original(recipe: Recipe, fmt: CacheFormat) -> tuple[TensorSource, Adapter]:
         UsageError,
     )
     adapter = adapter_for(source.config)
-    layout_for(adapter.geometry(source.config), fmt)
+    for one in distinct_formats(fmt):
+        layout_for(adapter.geometry(source.config), one)
+    sites = adapter.sites(source.config, source.names)
+    require_layers(fmt, [site.cache_index for site in sites if not site.mtp])
     adapter.check(source)
     return source, adapter
 

@@ -12,6 +12,8 @@ from quantmla.capture.estimate import capture_cost
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import TensorSource
 from quantmla.device import resolve_device
+from quantmla.quant.layout import layout_for
+from quantmla.quant.mixed import describe
 from quantmla.recipe import Recipe
 
 PROCESS_BYTES = 600 * 2**20  # what python, torch and transformers take before any model
@@ -27,14 +29,19 @@ def plan(
     layer's weights are) are left out.
     """
     count = tokens.train_BS.numel() + tokens.held_out_BS.numel()
-    cost = capture_cost(adapter.geometry(source.config), source.config, count)
+    geometry = adapter.geometry(source.config)
+    cost = capture_cost(geometry, source.config, count)
     weights = sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
     assert recipe.output.folder is not None
     parent = Path(recipe.output.folder).absolute().parent
     while not parent.exists():
         parent = parent.parent
     sites = [s for s in adapter.sites(source.config, source.names) if not s.mtp]
+    cache = recipe.format.cache_format()
+    pages = [layout_for(geometry, cache.for_layer(s.cache_index)).page_bytes for s in sites]
     return {
+        "cache_format": describe(cache),
+        "cache_bytes_per_token_and_layer": sum(pages) / len(pages) / cache.page_size,
         "layers": len(sites),
         "calibration_tokens": count,
         "memory_bytes": PROCESS_BYTES + cost.memory + min(cost.disk, CAPTURES_IN_MEMORY),

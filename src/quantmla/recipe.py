@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from quantmla.errors import UsageError, require
 from quantmla.quant.format import CacheFormat, RangeRule, RopeCentring, parse_format
+from quantmla.quant.mixed import ModelFormat, model_format
 
 
 class _Part(BaseModel):
@@ -38,33 +47,52 @@ class Calibration(_Part):
     device: str = "auto"  # auto: a GPU where there is one, else the CPU
 
 
-class Format(_Part):
-    """How the cache is stored; None takes what the name implies."""
+class _Widths(_Part):
+    """Bits by name; None takes what the name implies."""
 
     name: str = "c4r4"
-    group_size: int | None = None
     rope_centring: RopeCentring | None = None
     rope_bands: int | None = None
-    sinks: int | None = None
-    recent: int | None = None
-    range_rule: RangeRule | None = None
 
     @field_validator("name")
     @classmethod
     def _canonical(cls, name: str) -> str:
         return parse_format(name).name
 
-    def cache_format(self) -> CacheFormat:
+    def widths(self, **shared: Any) -> CacheFormat:
+        """The format of these bits, with every field decided."""
+        changes = {"rope_centring": self.rope_centring, "rope_bands": self.rope_bands, **shared}
+        return parse_format(self.name, **{k: v for k, v in changes.items() if v is not None})
+
+
+class LayerFormat(_Widths):
+    """What one layer has of its own; `c2r4` alone is short for `{name: c2r4}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class Format(_Widths):
+    """How the cache is stored. Everything but the bits is shared by all layers."""
+
+    group_size: int | None = None
+    sinks: int | None = None
+    recent: int | None = None
+    range_rule: RangeRule | None = None
+    layers: dict[NonNegativeInt, LayerFormat] = Field(default_factory=dict)  # by cache index
+
+    def cache_format(self) -> ModelFormat:
         """The format with every field decided."""
-        changes = {
+        shared = {
             "group_size": self.group_size,
-            "rope_centring": self.rope_centring,
-            "rope_bands": self.rope_bands,
             "num_sink_tokens": self.sinks,
             "recent_window": self.recent,
             "range_rule": self.range_rule,
         }
-        return parse_format(self.name, **{k: v for k, v in changes.items() if v is not None})
+        layers = {index: layer.widths(**shared) for index, layer in self.layers.items()}
+        return model_format(self.widths(**shared), layers)
 
 
 class Transform(_Part):
@@ -106,6 +134,21 @@ class EvaluationRequest:
     device: str = "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisRequest:
+    """What `quantmla analyze` was asked."""
+
+    model: str
+    output: str  # folder
+    preset: str = "default"
+    studies: tuple[str, ...] = ()  # none: all
+    texts: tuple[str, ...] = ()  # files; none: the packaged two
+    budget: float | None = None  # bytes per token and layer, for a bit plan
+    device: str = "auto"
+    resume: bool = False
+    overwrite: bool = False
+
+
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
     """A checked recipe; UsageError names the key and what is allowed."""
     try:
@@ -135,7 +178,9 @@ def resolved(recipe: Recipe, amounts: Mapping[str, int]) -> Recipe:
 
 def decided(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
     """The recipe with what a format's name or a default stood for written out."""
-    fmt = recipe.format.cache_format()
+    every = recipe.format.cache_format()
+    fmt = every if isinstance(every, CacheFormat) else every.default
+    layers = {} if isinstance(every, CacheFormat) else every.layers
     changes = {
         "format.group_size": fmt.group_size,
         "format.rope_centring": fmt.rope_centring,
@@ -143,9 +188,18 @@ def decided(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
         "format.sinks": fmt.num_sink_tokens,
         "format.recent": fmt.recent_window,
         "format.range_rule": fmt.range_rule,
+        "format.layers": {index: _decided_widths(one) for index, one in layers.items()},
         "transform.options": dict(options),
     }
     return with_changes(recipe, changes)
+
+
+def _decided_widths(fmt: CacheFormat) -> dict[str, Any]:
+    return {
+        "name": fmt.name,
+        "rope_centring": fmt.rope_centring,
+        "rope_bands": fmt.rope_bands,
+    }
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -181,6 +235,8 @@ def _sentence(error: ValidationError) -> str:
 
 def _siblings(loc: tuple[int | str, ...]) -> list[str]:
     fields = Recipe.model_fields
+    if loc[:2] == ("format", "layers"):
+        return list(LayerFormat.model_fields)
     if len(loc) > 1:
         part = fields[str(loc[0])].annotation
         assert isinstance(part, type)

@@ -8,6 +8,7 @@ from quantmla.errors import UnsupportedModel, UsageError
 from quantmla.evaluate.teacher_forced import latent_attentions, norm_weight, teacher_forced
 from quantmla.fuse.checkpoint import fuse_checkpoint
 from quantmla.quant.format import paper_format, parse_format
+from quantmla.quant.mixed import MixedFormat
 from quantmla.serve.transformers import QuantMLACache
 from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform, identity
 
@@ -19,6 +20,10 @@ FORMATS = [
     parse_format("c4r4", **SMALL).unprotected(),
     parse_format("c2r4", **SMALL).unprotected(),
     parse_format("c4r8", **SMALL).unprotected(),
+    MixedFormat(
+        default=parse_format("c4r4", **SMALL, recent_window=16),
+        layers={1: parse_format("c2r8", **SMALL, recent_window=16)},
+    ),
 ]
 
 
@@ -235,3 +240,17 @@ def test_a_method_simulated_on_its_base_is_its_fused_checkpoint(case, tiny_check
     effect = (real - plain(base, ids)).norm()
     assert (simulated - real).norm() < 0.25 * effect
     assert (forced(base, fmt, ids) - real).norm() > 0.5 * effect
+
+
+def test_a_layer_of_its_own_format_is_read_in_it_and_no_other(model):
+    """One narrow layer costs less than two, and as much as a model in which it alone is cached."""
+    exact, narrow = (parse_format(n, **SMALL).unprotected() for n in ("c16r16", "c2r2"))
+    ids = text(1, 60)
+    want = plain(model, ids)
+    errors = [
+        (forced(model, fmt, ids) - want).square().mean()
+        for fmt in (MixedFormat(default=exact, layers={0: narrow}), narrow, exact)
+    ]
+    assert errors[1] > errors[0] > 100 * errors[2]
+    with pytest.raises(UsageError, match=r"\[5\]"):
+        forced(model, MixedFormat(default=exact, layers={5: narrow}), ids)

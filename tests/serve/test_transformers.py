@@ -6,6 +6,7 @@ from transformers.cache_utils import DynamicLayer
 from quantmla.errors import UnsupportedModel, UsageError
 from quantmla.quant.format import paper_format, parse_format
 from quantmla.quant.layout import bf16_row_bytes, page_layout
+from quantmla.quant.mixed import MixedFormat
 from quantmla.serve.transformers import QuantMLACache, QuantMLALayer
 
 SMALL = {"group_size": 16, "page_size": 16}
@@ -223,3 +224,16 @@ def test_states_that_do_not_fit_the_cache_are_refused(model):
     for wrong in ((2, 32, 16), (2, 64, 8)):
         with pytest.raises(UsageError, match="has shape"):
             cache.update(*states(*wrong), 0)
+
+
+def test_every_layer_is_packed_in_its_own_format(model, batch):
+    two = parse_format("c2r4", **SMALL, recent_window=32)
+    cache = QuantMLACache(model.config, MixedFormat(default=FMT, layers={1: two}))
+    alone = {fmt.name: QuantMLACache(model.config, fmt) for fmt in (FMT, two)}
+    for past in (cache, *alone.values()):
+        with torch.inference_mode():
+            model(batch["input_ids"][:1], past_key_values=past)
+    assert torch.equal(pages(cache, 0)[0], pages(alone["c4r4"], 0)[0])
+    assert torch.equal(pages(cache, 0)[1], pages(alone["c2r4"], 0)[1])
+    with pytest.raises(UsageError, match=r"\[9\]"):
+        QuantMLACache(model.config, MixedFormat(default=FMT, layers={9: two}))

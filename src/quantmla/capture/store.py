@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quantmla.errors import QuantMLAError
+from quantmla.workdir import UNFINISHED
 
 TENSOR = "activations"  # name of the one tensor in a file
-UNFINISHED = ".partial"
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 

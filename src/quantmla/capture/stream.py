@@ -19,7 +19,6 @@ from quantmla.capture.layer import LayerCapture
 from quantmla.capture.record import attentions, recording
 from quantmla.capture.site import SiteRows
 from quantmla.capture.store import (
-    UNFINISHED,
     Shape,
     map_rows,
     open_rows,
@@ -27,6 +26,7 @@ from quantmla.capture.store import (
 )
 from quantmla.checkpoint.source import TensorSource, require_finite
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.workdir import UNFINISHED
 
 OnProgress = Callable[[str, int, int], None]  # stage, sequences done, sequences in all
 

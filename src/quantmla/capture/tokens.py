@@ -53,6 +53,13 @@ def calibration_tokens(
     return CalibrationTokens(windows[order[:num_sequences]], windows[order[num_sequences:last]])
 
 
+def packaged_texts() -> tuple[tuple[str, str], ...]:
+    """Name and content of both packaged texts: the calibration and the held-out one."""
+    folder = resources.files("quantmla") / "assets/text"
+    names = ("calibration.txt", "heldout.txt")
+    return tuple((name, (folder / name).read_text("utf-8")) for name in names)
+
+
 def read_text(path: str | Path | None = None) -> str:
     """A .txt file, or the `text` column of a .jsonl file; None gives the packaged text."""
     if path is None:

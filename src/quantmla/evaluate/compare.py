@@ -43,14 +43,15 @@ class Measurement:
 
 def bytes_per_token(model: nn.Module, variant: Variant) -> float:
     """Packed bytes of one token in one layer, averaged over the model's latent layers."""
-    sizes = [
-        (int(m.kv_lora_rank), int(m.qk_rope_head_dim))  # type: ignore[arg-type]
-        for m in latent_attentions(model).values()
-    ]
-    if variant.fmt is None:
-        return sum(bf16_row_bytes(*size) for size in sizes) / len(sizes)
+    sizes = {
+        index: (int(m.kv_lora_rank), int(m.qk_rope_head_dim))  # type: ignore[arg-type]
+        for index, m in latent_attentions(model).items()
+    }
     fmt = variant.fmt
-    return sum(page_layout(*size, fmt).page_bytes for size in sizes) / fmt.page_size / len(sizes)
+    if fmt is None:
+        return sum(bf16_row_bytes(*size) for size in sizes.values()) / len(sizes)
+    pages = [page_layout(*size, fmt.for_layer(i)).page_bytes for i, size in sizes.items()]
+    return sum(pages) / fmt.page_size / len(sizes)
 
 
 def _needles(tokenizer: Any, text: str, settings: Settings) -> list[Needle]:

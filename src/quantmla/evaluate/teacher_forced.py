@@ -20,6 +20,7 @@ from quantmla.evaluate.mixed_attention import BothForms, attend
 from quantmla.evaluate.stored import StoredCoordinates, coordinates
 from quantmla.mla.rope import RopeOrder
 from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat, require_layers
 from quantmla.quant.roundtrip import read_content, read_rope
 from quantmla.serve.families import cached_rope_order
 from quantmla.transform.layer import LayerTransform
@@ -58,7 +59,7 @@ def norm_weight(module: nn.Module) -> Tensor:
 @contextmanager
 def teacher_forced(
     model: nn.Module,
-    fmt: CacheFormat,
+    fmt: ModelFormat,
     transforms: Transforms | None = None,
     *,
     rope_order: RopeOrder | None = None,
@@ -76,6 +77,7 @@ def teacher_forced(
     require(
         not unknown, f"transforms for layers {unknown}; the model has {sorted(layers)}", UsageError
     )
+    require_layers(fmt, layers)
     nested = [index for index, module in layers.items() if "expand_kv" in vars(module)]
     require(
         not nested, f"layers {nested} are already under evaluation; leave that first", UsageError
@@ -83,7 +85,9 @@ def teacher_forced(
     order = rope_order or cached_rope_order(next(iter(layers.values())).config)
     readers = {
         module: _Reader(
-            module, fmt, coordinates(order, (transforms or {}).get(index), norm_weight(module))
+            module,
+            fmt.for_layer(index),
+            coordinates(order, (transforms or {}).get(index), norm_weight(module)),
         )
         for index, module in layers.items()
     }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from quantmla.errors import UsageError, require
 from quantmla.evaluate.teacher_forced import Transforms, teacher_forced
 from quantmla.mla.rope import RopeOrder
-from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Variant:
 
     name: str
     model: nn.Module | None = None
-    fmt: CacheFormat | None = None
+    fmt: ModelFormat | None = None
     transforms: Transforms | None = None
     rope_order: RopeOrder | None = None
 

@@ -82,6 +82,11 @@ class CacheFormat:
         """Short name of the bits, such as `c4r4`."""
         return f"c{self.content_bits}r{self.rope_bits}"
 
+    def for_layer(self, cache_index: int) -> "CacheFormat":
+        """This format: one for all layers (quant/mixed.py has one for each)."""
+        del cache_index
+        return self
+
     def unprotected(self) -> "CacheFormat":
         """Every token, the unfinished page too, is read in its quantised form (evaluation only)."""
         return replace(self, num_sink_tokens=0, recent_window=None)

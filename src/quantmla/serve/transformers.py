@@ -21,6 +21,7 @@ from quantmla.cache.paged import PagedCache
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.mla.rope import RopeOrder, from_interleaved, to_interleaved
 from quantmla.quant.format import CacheFormat
+from quantmla.quant.mixed import ModelFormat, distinct_formats, format_from_json, require_layers
 from quantmla.quant.page import require_byte_layout
 from quantmla.serve.families import cached_rope_order
 
@@ -210,12 +211,13 @@ class QuantMLACache(Cache):
     def __init__(
         self,
         config: Any,
-        fmt: CacheFormat,
+        fmt: ModelFormat,
         attention_mask: Tensor | None = None,
         rope_order: RopeOrder | None = None,
         skip_layers: Sequence[int] = (),
     ):
-        require_byte_layout(fmt)
+        for one in distinct_formats(fmt):
+            require_byte_layout(one)
         text = config.get_text_config(decoder=True)
         require(
             getattr(text, "kv_lora_rank", None) is not None,
@@ -242,9 +244,10 @@ class QuantMLACache(Cache):
             f"skip_layers {unknown} do not exist; the model has {len(stock)}",
             UsageError,
         )
+        require_layers(fmt, range(len(stock)))
         super().__init__(
             layers=[
-                QuantMLALayer(fmt, order, padding)
+                QuantMLALayer(fmt.for_layer(i), order, padding)
                 if type(layer) is DynamicLayer and i not in skip_layers
                 else layer
                 for i, layer in enumerate(stock)
@@ -267,7 +270,7 @@ class QuantMLACache(Cache):
             "the one this release reads",
             UsageError,
         )
-        fmt = CacheFormat.from_json(dict(data["format"]))
+        fmt = format_from_json(data["format"])
         return cls(config, fmt, attention_mask, skip_layers=tuple(data.get("ignored_layers", ())))
 
     def allocated_bytes(self) -> int:

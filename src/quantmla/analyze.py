@@ -1,0 +1,221 @@
+"""The stage behind `quantmla analyze`: every study of every layer, one decoder layer in memory.
+
+The work folder beside the output keeps the hidden states that the next layer starts from, each
+finished layer and each finished model study, so a killed run goes on. Random numbers depend on the
+seed, the layer and the study alone.
+"""
+
+import hashlib
+import importlib
+import json
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
+from quantmla.analysis.bit_plan import recipe_format
+from quantmla.analysis.inputs import FILE_NAME, AnalysisRun, fingerprint, open_run
+from quantmla.analysis.report import as_text
+from quantmla.analysis.subject import ModelSubject, StudyLayer
+from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
+from quantmla.doctor import gpus, versions
+from quantmla.errors import QuantMLAError
+from quantmla.learn import resident
+from quantmla.lock import sole_user
+from quantmla.method.layer import Sample
+from quantmla.progress import Report, bars, say
+from quantmla.recipe import AnalysisRequest, Recipe, recipe_from, to_yaml
+from quantmla.workdir import check_workdir, empty_workdir, mark_workdir, write_whole
+
+VERSION = 1  # of that file
+PLAN_NAME = "bit_plan.yaml"  # beside it
+HEADLINE = (
+    "rope_content_ratio",
+    "rope_content_ratio_interval",
+    "predictor_spearman",
+    "bound_violations",
+)
+Found = dict[str, Any]
+
+
+def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
+    """Writes `analysis.json` into the request's output folder; returns its headline figures."""
+    run = open_run(request)
+    out = Path(request.output) / FILE_NAME
+    try:
+        with sole_user(run.work):
+            if request.overwrite and not request.resume:
+                empty_workdir(run.work)
+            layers = _layers(run, progress)
+            found = _report(run, layers, _model_studies(run, layers, progress))
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(out, as_text(found).encode())
+            plan = found["model_studies"].get("sensitivity", {}).get("plan")
+            if plan is not None:
+                write_whole(out.with_name(PLAN_NAME), to_yaml(_plan_recipe(request, plan)).encode())
+            empty_workdir(run.work)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; finished layers are in {run.work}: go on with --resume"
+        ) from None
+    return {"output": str(out), "layers": len(layers)} | {name: found[name] for name in HEADLINE}
+
+
+def _plan_recipe(request: AnalysisRequest, plan: Mapping[str, Any]) -> Recipe:
+    """What `quantize --recipe` takes; learning is from the text that the plan was measured on."""
+    text = request.texts[0] if request.texts else None
+    return recipe_from(
+        {
+            "model": {"id": request.model},
+            "calibration": {"text": text},
+            "format": recipe_format({int(i): name for i, name in plan["formats"].items()}),
+        }
+    )
+
+
+def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
+    """Results of all layers in the model's order; those in the work folder are not made again."""
+    mark = fingerprint(run)
+    check_workdir(run.work, mark, resume=run.request.resume)
+    keys = ("prefix", *run.of_layers)
+    earlier = [_finished(path, keys) for path in run.work.glob("layer_*.json")]
+    done = {found["prefix"]: found for found in earlier}
+    sites = [s for s in run.adapter.sites(run.source.config, run.source.names) if not s.mtp]
+    settings = CaptureSettings(
+        workdir=run.work, device=run.device, batch_size=run.protocol.batch_size
+    )
+    mark_workdir(run.work, mark)
+    if not run.of_layers:
+        return []
+    with bars(progress) as report:
+        stream = captured_layers(
+            run.source, run.adapter, run.tokens_BS, settings, skip=tuple(done), on_progress=report
+        )
+        for captured in stream:
+            found = _layer(run, captured, report)
+            number = captured.site.cache_index
+            write_whole(run.work / f"layer_{number:04d}.json", json.dumps(found).encode())
+            done[captured.site.prefix] = found
+            say(
+                f"layer {len(done)}/{len(sites)} {found['prefix']}: {found['seconds']:.1f} s",
+                progress,
+            )
+    return [done[site.prefix] for site in sites if site.prefix in done]
+
+
+def _finished(path: Path, keys: Iterable[str] = ()) -> Found:
+    """A layer or model study that an earlier run of the same work folder wrote."""
+    try:
+        found = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise _damaged(path) from error
+    if not set(keys) <= set(found):
+        raise _damaged(path)
+    return found
+
+
+def _damaged(path: Path) -> QuantMLAError:
+    return QuantMLAError(f"{path} is damaged: remove this file to make it again with --resume")
+
+
+def _layer(run: AnalysisRun, captured: CapturedSite, report: Report) -> Found:
+    """Every layer study of one attention."""
+    began = time.perf_counter(), time.process_time()
+    site, capture = captured
+    device = torch.device(run.device)
+    parts = (capture.unit_latent_BSR, capture.k_rope_BSE, capture.q_content_BSNP)
+    layer = StudyLayer(
+        prefix=site.prefix,
+        weights=run.adapter.read(run.source, site, dtype=torch.float32).to(device=device),
+        softmax_scale=capture.softmax_scale,
+        sample=Sample(*resident((*parts, capture.q_rope_BSNE), device)),
+        sequences=run.protocol.sequences,
+    )
+    found: Found = {"prefix": site.prefix, "layer": site.layer, "cache_index": site.cache_index}
+    try:
+        for number, name in enumerate(run.of_layers):
+            report(f"layer {site.cache_index} studies", number, len(run.of_layers))
+            draw = generator(run.protocol.seed, site.cache_index, name, device)
+            found[name] = _study(name).measure(layer, run.protocol, draw)
+    except torch.OutOfMemoryError as error:
+        raise QuantMLAError(
+            f"out of memory in {name} of {site.prefix}: use --device cpu, or --preset quick"
+        ) from error
+    report(f"layer {site.cache_index} studies", len(run.of_layers), len(run.of_layers))
+    found["seconds"] = time.perf_counter() - began[0]
+    found["cpu_seconds"] = time.process_time() - began[1]
+    return found
+
+
+def generator(seed: int, layer: int, study: str, device: torch.device) -> torch.Generator:
+    """Random numbers that no other layer or study has."""
+    sha = hashlib.sha256(f"{seed} {layer} {study}".encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(sha[:4], "little"))
+
+
+def _study(name: str) -> Any:
+    return importlib.import_module((LAYER_STUDIES | MODEL_STUDIES)[name])
+
+
+def _model_studies(run: AnalysisRun, layers: Sequence[Found], progress: bool) -> Found:
+    """Studies of the whole model; a finished one is not made again."""
+    found: Found = {}
+    for name in run.of_model:
+        path = run.work / f"model_{name}.json"
+        if not path.is_file():
+            with bars(progress) as report:
+                subject = ModelSubject(
+                    source=run.source,
+                    adapter=run.adapter,
+                    device=run.device,
+                    texts=run.texts,
+                    layers=layers,
+                    budget=run.request.budget,
+                    workdir=run.work,
+                    report=report,
+                )
+                result = _study(name).measure(subject, run.protocol)
+            write_whole(path, json.dumps(result).encode())
+        found[name] = _finished(path)
+    return found
+
+
+def _report(run: AnalysisRun, layers: Sequence[Found], of_model: Found) -> Found:
+    """The whole of analysis.json."""
+    summary = {
+        name: _study(name).summarize([layer[name] for layer in layers], run.protocol)
+        for name in run.of_layers
+    }
+    matched, gain, bound = (summary.get(name) for name in ("matched_error", "gain", "bound"))
+    return {
+        "version": VERSION,
+        "header": {
+            "versions": versions(),
+            "gpus": [gpu["name"] for gpu in gpus()] if run.device != "cpu" else [],
+            "machine": platform.machine(),
+            "cpu_threads": torch.get_num_threads(),
+            "layer_seconds": sum(layer["seconds"] for layer in layers),
+            "layer_cpu_seconds": sum(layer["cpu_seconds"] for layer in layers),
+        },
+        "model": run.request.model,
+        "model_sha256": run.source.digest(),
+        "preset": run.request.preset,
+        "protocol": asdict(run.protocol),
+        "texts": [
+            {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+            for name, text in run.texts
+        ],
+        "studies": list(run.studies),
+        "rope_content_ratio": matched and matched["ratio"],
+        "rope_content_ratio_interval": matched and matched["interval"],
+        "predictor_spearman": gain and gain["models"]["full"]["spearman"],
+        "bound_violations": bound and bound["violations"],
+        "summary": summary,
+        "layers": list(layers),
+        "model_studies": of_model,
+    }

@@ -1,0 +1,43 @@
+"""What the command line's flags have in common: their types, their words, how they fail."""
+
+import argparse
+import re
+from typing import NoReturn
+
+from quantmla.errors import UsageError
+
+MODEL_HELP = "a checkpoint folder, a hub id, or 'nano', the packaged model"
+DEVICE_HELP = "cpu, cuda, cuda:1, ... (default: a GPU where there is one)"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a wrong flag is one line like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _whole(text: str, least: int) -> int:
+    if re.fullmatch("[0-9]{1,18}", text) is None or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a whole number of at least {least} and at most 18 digits"
+        )
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """`A,B` without repetitions."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names none: give them as A,B")
+    return found

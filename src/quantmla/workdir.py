@@ -1,0 +1,89 @@
+"""The work folder of a run that can go on after a kill: whose it is, and files that are whole.
+
+It is known by a state file that says what the run is made from. Files are written beside their
+place, flushed and renamed, so that whatever has its name is finished.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from quantmla.errors import QuantMLAError, UsageError, require
+
+STATE = "state.json"  # what the folder's run is
+UNFINISHED = ".partial"
+
+
+def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
+    """Refuses a work folder of another run, and what is no work folder."""
+    if not _is_workdir(workdir):
+        killed_early = {STATE + UNFINISHED}
+        free = not workdir.exists() or (
+            workdir.is_dir() and {path.name for path in workdir.iterdir()} <= killed_early
+        )
+        require(
+            free,
+            f"{workdir} is in the way and no work folder of quantmla: move it, or choose another "
+            "output",
+            UsageError,
+        )
+        return
+    require(
+        resume,
+        f"{workdir} holds an unfinished run: go on with --resume, or remove it",
+        UsageError,
+    )
+    found = _read_state(workdir)
+    differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
+    require(
+        not differs,
+        f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin anew",
+        UsageError,
+    )
+
+
+def _read_state(workdir: Path) -> dict[str, Any]:
+    """What the work folder's run is; a sentence where that cannot be read."""
+    try:
+        return dict(json.loads((workdir / STATE).read_text()))
+    except (ValueError, TypeError) as error:
+        raise QuantMLAError(
+            f"{workdir / STATE} is damaged ({error}): remove {workdir} to begin anew"
+        ) from error
+
+
+def _is_workdir(folder: Path) -> bool:
+    return (folder / STATE).is_file()
+
+
+def mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
+    if not _is_workdir(workdir):
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise QuantMLAError(f"cannot make {workdir}: {error.strerror}") from error
+        write_whole(workdir / STATE, json.dumps(fingerprint, indent=1).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file, whole or not at all."""
+    part = path.with_name(path.name + UNFINISHED)
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def empty_workdir(workdir: Path) -> None:
+    """Drops what an interrupted or finished run left; touches no other folder."""
+    if not _is_workdir(workdir):
+        return
+    # The mark goes last: until then a killed removal is still known as ours.
+    for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):
+        path.unlink()

@@ -1,0 +1,52 @@
+"""Work folders: ours, another run's, somebody else's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quantmla.errors import QuantMLAError, UsageError
+from quantmla.workdir import (
+    STATE,
+    UNFINISHED,
+    check_workdir,
+    empty_workdir,
+    mark_workdir,
+    write_whole,
+)
+
+RUN = {"model": "abc", "seed": 0}
+
+
+def test_a_marked_folder_is_taken_up_by_the_same_run_alone(tmp_path: Path):
+    work = tmp_path / "work"
+    check_workdir(work, RUN, resume=False)
+    mark_workdir(work, RUN)
+    check_workdir(work, RUN, resume=True)
+    with pytest.raises(UsageError, match="unfinished run: go on with --resume"):
+        check_workdir(work, RUN, resume=False)
+    with pytest.raises(UsageError, match="another run: its seed differ"):
+        check_workdir(work, RUN | {"seed": 1}, resume=True)
+    (work / STATE).write_text("{")
+    with pytest.raises(QuantMLAError, match="is damaged"):
+        check_workdir(work, RUN, resume=True)
+
+
+def test_a_folder_killed_before_its_mark_is_free(tmp_path: Path):
+    (tmp_path / (STATE + UNFINISHED)).write_text("{")
+    check_workdir(tmp_path, RUN, resume=False)
+
+
+def test_a_folder_of_somebody_else_stays(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(UsageError, match="no work folder"):
+        check_workdir(tmp_path, RUN, resume=True)
+    empty_workdir(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "years"
+
+
+def test_files_replace_what_was_there_whole(tmp_path: Path):
+    write_whole(tmp_path / "a.json", json.dumps([1]).encode())
+    write_whole(tmp_path / "a.json", json.dumps([2]).encode())
+    assert json.loads((tmp_path / "a.json").read_text()) == [2]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
