@@ -34,6 +34,7 @@ FLAGS = {
         *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
         *("--device", "--resume", "--overwrite", "--json", "--quiet"),
     ],
+    "report": ["RUN", "-o/--output", "--overwrite", "--json"],
     "doctor": ["--json"],
 }
 

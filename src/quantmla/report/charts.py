@@ -1,0 +1,249 @@
+"""The kinds of drawings that sections use, each a pure function of its values."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quantmla.report.markup import Markup, el, join
+from quantmla.report.svg import (
+    CHAR,
+    MARKS,
+    WIDTH,
+    Scale,
+    apart,
+    line,
+    mark,
+    polyline,
+    rect,
+    span,
+    svg,
+    text,
+    x_axis,
+    y_axis,
+)
+
+ROW = 24  # height of a bar and its gap
+DARK_FROM = 0.55  # a cell at least so strong carries light text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What is measured, in which unit; `low`/`high` of None are taken from the values."""
+
+    label: str
+    log: bool = False
+    zero: bool = False
+    low: float | None = None
+    high: float | None = None
+
+    def scale(self, values: Sequence[float], begin: float, end: float) -> Scale:
+        low, high = span(values, log=self.log, zero=self.zero)
+        low = low if self.low is None else self.low
+        high = high if self.high is None else self.high
+        return Scale(low, high if high > low else low + 1.0, begin, end, self.log)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """One value on a row, with an interval where there is one."""
+
+    label: str
+    value: float
+    text: str
+    colour: str
+    interval: tuple[float, float] | None = None
+    shape: str = "circle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line: points from left to right."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+    tips: Sequence[str] = field(default=())
+
+
+def _left(labels: Sequence[str]) -> float:
+    return min(150.0, 10 + CHAR * max(map(len, labels), default=0))
+
+
+def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = None) -> Markup:
+    """Values side by side on one axis, one row each; `reference` draws a line to compare with."""
+    left, right = _left([row.label for row in rows]), WIDTH - 62.0
+    ends = [v for row in rows for v in (row.interval or (row.value,))]
+    ends += [] if reference is None else [reference]
+    scale = axis.scale([*ends, *(row.value for row in rows)], left + 8, right)
+    bottom = 8.0 + ROW * len(rows)
+    parts: list[Markup] = [x_axis(scale, bottom, axis.label, 4)]
+    if reference is not None:
+        parts.append(line(scale(reference), 4, scale(reference), bottom, "reference"))
+    for index, row in enumerate(rows):
+        y = 8 + ROW * (index + 0.5)
+        parts.append(text(left, y + 4, row.label, "name", "end"))
+        if row.interval is not None:
+            low, high = (scale(v) for v in row.interval)
+            parts.append(line(low, y, high, y, f"whisker c-{row.colour}"))
+        tip = f"{row.label}: {row.text}"
+        parts.append(mark(scale(row.value), y, row.shape, f"mark c-{row.colour}", tip))
+        parts.append(text(right + 8, y + 4, row.text, "value"))
+    return svg(bottom + 38, label, *parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A bar of parts, each with its name, size and colour."""
+
+    label: str
+    parts: Sequence[tuple[str, float, str]]
+    text: str
+
+
+def stacks(rows: Sequence[Stack], axis: Axis, label: str) -> Markup:
+    """Bars of parts from zero; gaps of two pixels between the parts."""
+    left, right = _left([row.label for row in rows]), WIDTH - 62.0
+    totals = [sum(size for _, size, _ in row.parts) for row in rows]
+    scale = axis.scale([0.0, *totals], left + 8, right)
+    bottom = 8.0 + 30 * len(rows)
+    drawn: list[Markup] = [x_axis(scale, bottom, axis.label, 4)]
+    for index, row in enumerate(rows):
+        y, done = 8 + 30.0 * index + 5, 0.0
+        drawn.append(text(left, y + 14, row.label, "name", "end"))
+        for name, size, colour in row.parts:
+            begin, end = scale(done), scale(done + size)
+            box = (begin, y, end - begin - (2 if end - begin > 4 else 0), 20)
+            drawn.append(rect(box, f"fill c-{colour}", f"{row.label}, {name}: {size:g}"))
+            done += size
+        drawn.append(text(scale(done) + 6, y + 14, row.text, "value"))
+    return svg(bottom + 38, label, *drawn)
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """Names beside swatches, as HTML that wraps."""
+    keys = [el("span", el("i", class_=f"fill c-{colour}"), name) for name, colour in entries]
+    return el("p", *keys, class_="legend")
+
+
+def lines(series: Sequence[Series], x: Axis, y: Axis, label: str) -> Markup:
+    """Lines with marks, named at their right ends."""
+    longest = max(len(s.name) for s in series)
+    left, right, top, bottom = 46.0, WIDTH - 14 - CHAR * longest, 28.0, 222.0
+    xs = x.scale([p[0] for s in series for p in s.points], left + 6, right - 6)
+    ys = y.scale([p[1] for s in series for p in s.points], bottom, top)
+    parts = [y_axis(ys, left, y.label, right), x_axis(xs, bottom, x.label)]
+    places = apart([ys(s.points[-1][1]) for s in series], 14, top, bottom)
+    for index, one in enumerate(series):
+        points = [(xs(a), ys(b)) for a, b in one.points]
+        parts.append(polyline(points, f"line c-{one.colour}", one.name))
+        shape = MARKS[index % len(MARKS)]
+        for (px, py), tip in zip(points, one.tips, strict=bool(one.tips)):
+            parts.append(mark(px, py, shape, f"mark c-{one.colour}", f"{one.name}: {tip}"))
+        parts.append(text(right + 6, places[index] + 4, one.name, f"value ink c-{one.colour}"))
+    return svg(bottom + 38, label, *parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of a heat map; a value of None is left empty."""
+
+    value: float | None
+    text: str
+    tip: str
+
+
+def _strength(values: Sequence[float], log: bool) -> Scale:
+    low, high = min(values), max(values)
+    if high <= low:
+        low, high = (low / 2, high * 2) if log and low > 0 else (low - 1, high + 1)
+    return Scale(low, high, 0.06, 1.0, log)
+
+
+def heat(
+    rows: Sequence[tuple[str, Sequence[Cell]]], columns: Sequence[str], words: str, label: str
+) -> Markup:
+    """A map whose darker (in the dark theme: lighter) cells are larger, by logarithm.
+
+    `words` names the value and its unit, and what the columns are.
+    """
+    values = [c.value for _, cells in rows for c in cells if c.value is not None and c.value > 0]
+    strength = _strength(values or [1.0], log=True)
+    left, top = _left([name for name, _ in rows]), 22.0
+    width = (WIDTH - left - 8) / len(columns)
+    height = 26.0 if len(columns) <= 12 else 20.0
+    every = max(1, math.ceil(CHAR * max(map(len, columns)) / width))
+    parts = [
+        text(left + 8 + width * (i + 0.5), top - 7, name, "tick", "middle")
+        for i, name in enumerate(columns)
+        if i % every == 0
+    ]
+    for r, (name, cells) in enumerate(rows):
+        y = top + height * r
+        parts.append(text(left, y + height / 2 + 4, name, "name", "end"))
+        for i, cell in enumerate(cells):
+            box = (left + 8 + width * i, y, width - 1, height - 1)
+            parts.append(_heat_cell(box, cell, strength))
+    bottom = top + height * len(rows)
+    parts.append(text(left + 8, bottom + 18, words, "label"))
+    return svg(bottom + 26, label, *parts)
+
+
+def _heat_cell(box: tuple[float, float, float, float], cell: Cell, strength: Scale) -> Markup:
+    x, y, width, height = box
+    if cell.value is None:
+        return rect(box, "empty", cell.tip)
+    share = strength(cell.value) if cell.value > 0 else strength.begin
+    shape = el(
+        "rect",
+        el("title", cell.tip),
+        x=x,
+        y=y,
+        width=width,
+        height=height,
+        class_="heat",
+        fill_opacity=round(share, 2),
+    )
+    if CHAR * 0.9 * len(cell.text) > width - 2:
+        return shape
+    cls = "cell inverse" if share >= DARK_FROM else "cell"
+    return join([shape, text(x + width / 2, y + height / 2 + 4, cell.text, cls, "middle")])
+
+
+def points(groups: Sequence[Series], x: Axis, y: Axis, label: str) -> Markup:
+    """A scatter with the line on which both are equal; groups differ in shape, too."""
+    left, right, top, bottom = 46.0, WIDTH - 14.0, 28.0, 260.0
+    xs_all = [p[0] for g in groups for p in g.points]
+    ys_all = [p[1] for g in groups for p in g.points]
+    xs, ys = x.scale(xs_all, left + 6, right), y.scale(ys_all, bottom, top)
+    low, high = max(xs.low, ys.low), min(xs.high, ys.high)
+    parts = [y_axis(ys, left, y.label, right), x_axis(xs, bottom, x.label)]
+    if high > low:
+        parts.append(line(xs(low), ys(low), xs(high), ys(high), "reference"))
+    for index, group in enumerate(groups):
+        for (a, b), tip in zip(group.points, group.tips, strict=True):
+            parts.append(mark(xs(a), ys(b), MARKS[index], f"mark c-{group.colour}", tip))
+    return svg(bottom + 38, label, *parts)
+
+
+def profiles(panels: Sequence[tuple[str, Sequence[Series]]], y: Axis, label: str) -> Markup:
+    """Small drawings in two columns that share one vertical axis; one line per series."""
+    across, height, left = 2, 92.0, 40.0
+    width = (WIDTH - left - 12) / across
+    values = [p[1] for _, series in panels for s in series for p in s.points]
+    parts: list[Markup] = []
+    for index, (name, series) in enumerate(panels):
+        x0, y0 = left + (index % across) * (width + 12), 24 + (index // across) * (height + 22)
+        ys = y.scale(values, y0 + height, y0 + 6)
+        last = max(p[0] for s in series for p in s.points)
+        xs = Scale(0.0, max(last, 1.0), x0, x0 + width)
+        for tick in ys.ticks(3):
+            parts.append(line(x0, ys(tick), x0 + width, ys(tick), "grid"))
+            if index % across == 0:
+                parts.append(text(x0 - 5, ys(tick) + 4, f"{tick:g}", "tick", "end"))
+        parts.append(text(x0, y0 - 1, name, "tick"))
+        for one in series:
+            shape = [(xs(a), ys(b)) for a, b in one.points]
+            parts.append(polyline(shape, f"line thin c-{one.colour}", f"{name}: {one.name}"))
+    bottom = 24 + math.ceil(len(panels) / across) * (height + 22)
+    parts.append(text(left, bottom + 4, y.label, "label"))
+    return svg(bottom + 12, label, *parts)
