@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from quantmla.report.markup import Markup, el, join
 from quantmla.report.svg import (
@@ -23,7 +24,7 @@ from quantmla.report.svg import (
 )
 
 ROW = 24  # height of a bar and its gap
-DARK_FROM = 0.55  # a cell at least so strong carries light text
+DARK_FROM = 0.64  # a cell at least so strong carries light text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +71,32 @@ def _left(labels: Sequence[str]) -> float:
 
 
 def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = None) -> Markup:
-    """Values side by side on one axis, one row each; `reference` draws a line to compare with."""
-    left, right = _left([row.label for row in rows]), WIDTH - 62.0
-    ends = [v for row in rows for v in (row.interval or (row.value,))]
-    ends += [] if reference is None else [reference]
-    scale = axis.scale([*ends, *(row.value for row in rows)], left + 8, right)
-    bottom = 8.0 + ROW * len(rows)
+    """Values on one axis; neighbours of one label share a row; `reference` is a line."""
+    groups = [list(members) for _, members in groupby(rows, key=lambda row: row.label)]
+    left = _left([row.label for row in rows])
+    shown = [" · ".join(row.text for row in members) for members in groups]
+    right = WIDTH - 20 - CHAR * max(map(len, shown))
+    ends = [v for row in rows for v in (row.value, *(row.interval or ()))]
+    scale = axis.scale(ends if reference is None else [*ends, reference], left + 8, right)
+    bottom = 8.0 + ROW * len(groups)
     parts: list[Markup] = [x_axis(scale, bottom, axis.label, 4)]
     if reference is not None:
         parts.append(line(scale(reference), 4, scale(reference), bottom, "reference"))
-    for index, row in enumerate(rows):
+    for index, members in enumerate(groups):
         y = 8 + ROW * (index + 0.5)
-        parts.append(text(left, y + 4, row.label, "name", "end"))
-        if row.interval is not None:
-            low, high = (scale(v) for v in row.interval)
-            parts.append(line(low, y, high, y, f"whisker c-{row.colour}"))
-        tip = f"{row.label}: {row.text}"
-        parts.append(mark(scale(row.value), y, row.shape, f"mark c-{row.colour}", tip))
-        parts.append(text(right + 8, y + 4, row.text, "value"))
+        parts.append(text(left, y + 4, members[0].label, "name", "end"))
+        parts += [_dot(row, scale, y) for row in members]
+        parts.append(text(right + 10, y + 4, shown[index], "value"))
     return svg(bottom + 38, label, *parts)
+
+
+def _dot(row: Dot, scale: Scale, y: float) -> Markup:
+    parts = []
+    if row.interval is not None:
+        low, high = (scale(v) for v in row.interval)
+        parts.append(line(low, y, high, y, f"whisker c-{row.colour}"))
+    tip = f"{row.label}: {row.text}"
+    return join([*parts, mark(scale(row.value), y, row.shape, f"mark c-{row.colour}", tip)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +160,27 @@ class Cell:
     tip: str
 
 
-def _strength(values: Sequence[float], log: bool) -> Scale:
+def _strength(values: Sequence[float]) -> Scale:
     low, high = min(values), max(values)
     if high <= low:
-        low, high = (low / 2, high * 2) if log and low > 0 else (low - 1, high + 1)
-    return Scale(low, high, 0.06, 1.0, log)
+        low, high = low / 2, high * 2
+    return Scale(low, high, 0.06, 1.0, log=True)
 
 
 def heat(
-    rows: Sequence[tuple[str, Sequence[Cell]]], columns: Sequence[str], words: str, label: str
+    rows: Sequence[tuple[str, Sequence[Cell]]],
+    columns: Sequence[str],
+    words: str,
+    label: str,
+    *,
+    share: bool = False,
 ) -> Markup:
-    """A map whose darker (in the dark theme: lighter) cells are larger, by logarithm.
+    """A map whose stronger cells are larger: by logarithm, or linearly from 0 to 1 for a `share`.
 
     `words` names the value and its unit, and what the columns are.
     """
     values = [c.value for _, cells in rows for c in cells if c.value is not None and c.value > 0]
-    strength = _strength(values or [1.0], log=True)
+    strength = Scale(0.0, 1.0, 0.04, 1.0) if share else _strength(values or [1.0])
     left, top = _left([name for name, _ in rows]), 22.0
     width = (WIDTH - left - 8) / len(columns)
     height = 26.0 if len(columns) <= 12 else 20.0

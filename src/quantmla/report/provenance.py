@@ -52,6 +52,8 @@ def how(*sources: Mapping[str, Any]) -> Markup:
 
 def _words(source: Mapping[str, Any]) -> str:
     parts = [str(source["kind"])]
+    if source["kind"] == COMPUTED:  # the same on every machine
+        return f"{COMPUTED}; {source['file']}"
     parts += [
         f"{source[key]:,} {words}"
         for key, words in (("n", source.get("of", "samples")), ("seeds", "seeds"))

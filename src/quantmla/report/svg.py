@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from quantmla.report.markup import Markup, el
 
-WIDTH = 440
+WIDTH = 384
 FONT = 12
 CHAR = 6.6  # mean width of a character of the labels
 MARKS = ("circle", "square", "triangle", "diamond")
@@ -47,7 +47,9 @@ def even(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Powers of ten; with 2 and 5 times them where there are few."""
+    """Powers of ten; with 2 and 5 times them where there are few; even steps within a decade."""
+    if high / low < 8:
+        return even(low, high, most)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps: tuple[int, ...] = (1, 2, 5) if last - first <= 2 else (1,)
     found = [m * 10.0**p for p in range(first, last + 1) for m in steps]
@@ -118,7 +120,7 @@ def polyline(points: Sequence[tuple[float, float]], cls: str, tip: str) -> Marku
 def svg(height: float, label: str, *children: object, width: float = WIDTH) -> Markup:
     """The drawing; `label` says to a screen reader what it shows."""
     size = f"0 0 {width:g} {math.ceil(height):g}"
-    style = f"max-width:{width * 1.15:.0f}px"
+    style = f"max-width:{width * 1.3:.0f}px"
     return el("svg", *children, viewBox=size, role="img", aria_label=label, style=style)
 
 

@@ -63,7 +63,7 @@ def _of_checkpoint(record: Record) -> Data:
         "layers": None,
         "planes": planes,
         "request_ratio": size.ratio,
-        "measured": measured(record, COMPUTED) | {"machine": "any"},
+        "measured": measured(record, COMPUTED),
     }
     return _with_layers(row, size.cached_layers)
 
@@ -84,7 +84,7 @@ def _of_rows(record: Record) -> list[Data]:
             "layers": None,
             "planes": None,
             "request_ratio": None,
-            "measured": measured(record, COMPUTED) | {"machine": "any"},
+            "measured": measured(record, COMPUTED),
         }
         for name, size in sizes.items()
         if name != "bf16"
@@ -102,10 +102,11 @@ def _with_layers(row: Data, layers: int) -> Data:
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
     row = data["rows"][0]
+    name = row["format"]
     return [
-        Headline("bytes per token and layer", row["bytes"], ",.4g", "lower"),
-        Headline("tokens per GB", row.get("tokens_per_gb"), ",d", "higher"),
-        Headline("times bf16's tokens", row["factor"], ".2f", "higher"),
+        Headline(f"bytes per token and layer ({name})", row["bytes"], ",.4g", "lower"),
+        Headline(f"tokens per GB ({name})", row.get("tokens_per_gb"), ",d", "higher"),
+        Headline(f"times bf16's tokens ({name})", row["factor"], ".2f", "higher"),
     ]
 
 
@@ -129,14 +130,8 @@ def render(data: Mapping[str, Any]) -> Markup:
     if first.get("bf16_tokens_per_gb") is not None:
         plain_cells[3] = number(first["bf16_tokens_per_gb"], ",d")
     body.append([*plain_cells, number(None, ""), number(None, "")])
-    sources = {row["measured"]["file"]: row["measured"] for row in rows}
-    return join(
-        [
-            figures(_drawing(data)),
-            table(head, body, caption="Size of the cache; a GB is 10⁹ bytes"),
-            how(*sources.values()),
-        ]
-    )
+    shown = table(head, body, caption="Size of the cache; a GB is 10⁹ bytes")
+    return join([figures(_drawing(data)), shown])
 
 
 def _drawing(data: Mapping[str, Any]) -> Markup:

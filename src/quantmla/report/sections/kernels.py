@@ -98,7 +98,7 @@ def _decode(found: Mapping[str, Any]) -> list[Markup]:
         "batch",
         "µs",
         "BF16 kernel",
-        "µs",
+        "its µs",
         "×",
     )
     return [

@@ -64,7 +64,8 @@ def _part(part: Mapping[str, Any]) -> Markup:
         body.append(line)
         label = f"{first['kind']}, {first['length']:,}"
         cells.append((label, [_cell(found.get((task, name)), name) for name in variants]))
-    drawing = heat(cells, variants, "share recalled; rows: kind of needle, tokens", "Needles")
+    words = "share recalled; rows: kind of needle, tokens"
+    drawing = heat(cells, variants, words, "Needles", share=True)
     head = ("needle", "tokens", "items", *variants)
     return join(
         [

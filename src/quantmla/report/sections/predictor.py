@@ -25,6 +25,8 @@ def gather(run: RunFiles) -> Data | None:
     record = run.newest("analysis")
     if record is None or "gain" not in record.data["summary"]:
         return None
+    if record.data["summary"]["gain"]["gamma"] is None:
+        return None  # one layer alone leaves none to judge on
     found = record.data["summary"]["gain"]
     rows = [
         {"gamma": name, "value": of["gamma"], "points": of["points"], "model": key}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quantmla.report.charts import Axis, Dot, dots
+from quantmla.report.charts import Axis, Dot, dots, legend
 from quantmla.report.collect import RunFiles
 from quantmla.report.markup import Markup, el, figure, figures, join, number, numbers, plain, table
 from quantmla.report.provenance import STUDIED, how, measured
@@ -26,7 +26,7 @@ def gather(run: RunFiles) -> Data | None:
         for layer in record.data["layers"]
     ]
     protocol = record.data["protocol"]
-    facts = {"n": summary["sequences"], "of": "sequences", "repeats": protocol["draws"]}
+    facts = {"n": summary["sequences"], "of": "sequences", "seeds": protocol["draws"]}
     return {
         "layers": rows,
         "model": {key: summary[key] for key in (*keys, "cache_nmse", "median_layer_ratio")},
@@ -66,7 +66,7 @@ def _row(name: str, row: Mapping[str, Any]) -> list[object]:
 def _responses(data: Mapping[str, Any]) -> Markup:
     drawn = [
         Dot(
-            label=f"{row['layer']}, {path}",
+            label=f"layer {row['layer']}",
             value=row[path],
             text=plain(row[path], ".3f"),
             colour=path,
@@ -77,7 +77,8 @@ def _responses(data: Mapping[str, Any]) -> Markup:
     ]
     title = "Response by layer and path"
     axis = Axis(label="output NMSE ÷ cache NMSE (log)", log=True)
-    return figure(title, dots(drawn, axis, title), how=how(data["measured"]))
+    drawing = join([dots(drawn, axis, title), legend([(path, path) for path in PATHS])])
+    return figure(title, drawing, how=how(data["measured"]))
 
 
 def _ratios(data: Mapping[str, Any]) -> Markup:

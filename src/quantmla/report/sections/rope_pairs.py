@@ -110,4 +110,4 @@ def _shares(data: Mapping[str, Any]) -> Markup:
     names = [str(i) for i in range(len(data["pairs"]["energy"]))]
     title = "Share of a pair's energy that is its page's mean"
     words = "frequency pair, fastest first; stronger is more"
-    return figure(title, heat(rows, names, words, title), how=how(data["measured"]))
+    return figure(title, heat(rows, names, words, title, share=True), how=how(data["measured"]))
