@@ -26,7 +26,8 @@ frame.addEventListener("load", () => {
     const box = drawing.viewBox.baseVal;
     return [...drawing.querySelectorAll("text")].filter(text => {
       const b = text.getBBox();
-      return b.x < -1 || b.y < -2 || b.x + b.width > box.width + 1 || b.y + b.height > box.height + 2;
+      const right = b.x + b.width - box.width, below = b.y + b.height - box.height;
+      return b.x < -1 || b.y < -2 || right > 1 || below > 2;
     }).map(text => `${drawing.getAttribute("aria-label")}: ${text.textContent}`);
   });
   const before = colour();

@@ -30,7 +30,7 @@ def test_sections_without_data_are_left_out(tmp_path):
     assert set(built(write_run(tmp_path / "a", one))["runs"][0]["sections"]) == {"cost"}
     one = {"eval.json": evaluated()}
     found = set(built(write_run(tmp_path / "b", one))["runs"][0]["sections"])
-    assert found == {"capacity", "quality"}
+    assert found == {"capacity", "quality", "context"}
 
 
 @pytest.mark.parametrize("key", SECTIONS)

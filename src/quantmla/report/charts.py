@@ -197,7 +197,7 @@ def heat(
             box = (left + 8 + width * i, y, width - 1, height - 1)
             parts.append(_heat_cell(box, cell, strength))
     bottom = top + height * len(rows)
-    parts.append(text(left + 8, bottom + 18, words, "label"))
+    parts.append(text(0, bottom + 18, words, "label"))
     return svg(bottom + 26, label, *parts)
 
 
@@ -258,5 +258,5 @@ def profiles(panels: Sequence[tuple[str, Sequence[Series]]], y: Axis, label: str
             shape = [(xs(a), ys(b)) for a, b in one.points]
             parts.append(polyline(shape, f"line thin c-{one.colour}", f"{name}: {one.name}"))
     bottom = 24 + math.ceil(len(panels) / across) * (height + 22)
-    parts.append(text(left, bottom + 4, y.label, "label"))
+    parts.append(text(0, bottom + 4, y.label, "label"))
     return svg(bottom + 12, label, *parts)

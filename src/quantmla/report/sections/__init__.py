@@ -20,6 +20,7 @@ from quantmla.report.markup import Markup
 SECTIONS = (
     "capacity",
     "quality",
+    "context",
     "bit_grid",
     "layers",
     "channels",

@@ -65,7 +65,7 @@ def _map(grid: Mapping[str, Any], title: str) -> Markup:
     content = sorted({c for c, _ in found})
     rope = sorted({r for _, r in found})
     rows = [(f"R{r}", [_cell(found.get((c, r)), f"C{c}R{r}") for c in content]) for r in rope]
-    words = "mean KL, nats per token; columns: bits of content, rows: bits of rope"
+    words = "mean KL, nats per token; content across, rope down"
     drawing = heat(rows, [f"C{c}" for c in content], words, f"Divergence by bits: {title}")
     name = f"Divergence by bits, {title}"
     return figure(name, drawing, how=how(grid["measured"]), note=grid["note"])

@@ -75,7 +75,7 @@ def _costs(data: Mapping[str, Any]) -> Markup:
             ]
             rows.append((f"{path}, {bits} bits", cells))
     title = "Cost by layer, path and bits"
-    words = "1e-4 nats per token, that path of that layer alone; columns: layers"
+    words = "1e-4 nats per token, each alone; columns: layers"
     drawing = heat(rows, [str(layer) for layer in layers], words, title)
     return figure(title, drawing, how=how(data["measured"]))
 

@@ -20,15 +20,15 @@ WHEN = ("before", "after")
 
 
 def gather(run: RunFiles) -> Data | None:
-    parts = []
+    parts: list[Data] = []
     for found in learned_layers(run):
         layers = [layer for layer in found.layers if layer.get("spread")]
         chosen = _evenly(layers, PANELS)
-        for path in PATHS if chosen else ():
+        for path in tuple(PATHS) if chosen else ():
             panels = [_panel(layer, path) for layer in chosen]
             flat = [_flatness(layer, path) for layer in layers]
             source = found.measured(KIND)
-            part = {"name": found.name, "path": path, "panels": panels, "flatness": flat}
+            part: Data = {"name": found.name, "path": path, "panels": panels, "flatness": flat}
             parts.append(part | {"measured": source})
     parts = [part for part in parts if any(panel["before"] for panel in part["panels"])]
     return {"parts": parts} if parts else None

@@ -73,8 +73,8 @@ def render(data: Mapping[str, Any]) -> Markup:
             ]
             for row in data["shapes"]["rows"]
         ]
-        head = ("shape of one layer", "method", "tokens", "seconds", "peak memory, GiB")
-        parts += [table(head, body, caption="One layer of larger models")]
+        names = ("shape of one layer", "method", "tokens", "seconds", "peak memory, GiB")
+        parts += [table(names, body, caption="One layer of larger models")]
         parts.append(how(data["shapes"]["measured"]))
     return join(parts)
 

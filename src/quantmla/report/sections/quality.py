@@ -1,10 +1,10 @@
-"""What a cache costs on held-out text: perplexity, divergence and recall, also by context."""
+"""What a cache costs on held-out text: perplexity, divergence and recall."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from quantmla.report.charts import Axis, Dot, Series, dots, lines
-from quantmla.report.collect import RunFiles
+from quantmla.report.charts import Axis, Dot, dots
+from quantmla.report.collect import Record, RunFiles
 from quantmla.report.markup import Markup, el, figure, figures, join, number, plain, table
 from quantmla.report.provenance import SIMULATED, how, measured
 from quantmla.report.sections import Data, Headline
@@ -29,26 +29,31 @@ def gather(run: RunFiles) -> Data | None:
     for record in run.of("eval"):
         if record.data["header"].get("grid"):
             continue  # the grid over bits is a section of its own
-        facts = {key: record.data["header"].get(key) for key in ("windows", "needle_context")}
         rows = record.data["rows"]
         bare = next((row for row in rows if row["format"] == "bf16"), None)
         for row in rows:
-            if row["format"] == "bf16":
-                continue
-            key = row["format"], row["sinks"], row["recent"]
-            source = measured(record, SIMULATED, n=row["tokens"], of="tokens", repeats=1)
-            names = ("format", "sinks", "recent")
-            group = groups.setdefault(key, dict(zip(names, key, strict=True)) | {"rows": []})
-            group["measured"], group["facts"] = source, facts
-            first = [] if bare is None else [_row(bare)]
-            kept = [r for r in group["rows"] if r["method"] not in (row["method"], "bf16")]
-            group["rows"] = [*first, *kept, _row(row)]
+            if row["format"] != "bf16":
+                key = row["format"], row["sinks"], row["recent"]
+                names = ("format", "sinks", "recent")
+                empty = dict(zip(names, key, strict=True)) | {"rows": []}
+                _take(groups.setdefault(key, empty), row, bare, record)
     return {"groups": list(groups.values())} if groups else None
+
+
+def _take(group: Data, row: Data, bare: Data | None, record: Record) -> None:
+    """Of two measurements of one method the one on more tokens stays, or else the later."""
+    earlier = next((r for r in group["rows"] if r["method"] == row["method"]), None)
+    if earlier is not None and earlier["tokens"] > row["tokens"]:
+        return
+    kept = [r for r in group["rows"] if r["method"] not in (row["method"], "bf16")]
+    first = [_row(bare)] if bare is not None else group["rows"][: len(group["rows"]) - len(kept)]
+    group["rows"] = [*first, *kept, _row(row)]
+    group["measured"] = measured(record, SIMULATED, n=row["tokens"], of="tokens", repeats=1)
 
 
 def _row(row: Mapping[str, Any]) -> Data:
     names = ("method", "bytes_per_token", "perplexity", "kl_mean", "kl_p99", "top1", "tokens")
-    optional = ("recall", "kl_max", "by_context")
+    optional = ("recall", "kl_max")
     return {name: row[name] for name in names} | {name: row.get(name) for name in optional}
 
 
@@ -81,7 +86,6 @@ def render(data: Mapping[str, Any]) -> Markup:
         "window hides.",
     )
     drawings = [_divergences(group) for group in groups]
-    drawings += [_by_context(group) for group in groups if _has_context(group)]
     return join([intro, figures(*drawings), *map(_table, groups)])
 
 
@@ -120,34 +124,3 @@ def _divergences(group: Mapping[str, Any]) -> Markup:
     title = f"Divergence, {group['format'].upper()}, {protection(group)}"
     axis = Axis(label="mean KL from bf16, nats per token (log)", log=True)
     return figure(title, dots(drawn, axis, title), how=how(group["measured"]))
-
-
-def _has_context(group: Mapping[str, Any]) -> bool:
-    return any(len(_buckets(row)) > 1 for row in group["rows"])
-
-
-def _buckets(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [b for b in row["by_context"] or () if b["kl_mean"] and b["kl_mean"] > 0]
-
-
-def _by_context(group: Mapping[str, Any]) -> Markup:
-    drawn = []
-    for row in group["rows"]:
-        buckets = _buckets(row)
-        if len(buckets) > 1:
-            drawn.append(
-                Series(
-                    name=row["method"],
-                    colour=colour(row["method"]),
-                    points=[(b["end"], b["kl_mean"]) for b in buckets],
-                    tips=[
-                        f"{b['first']} to {b['end']} tokens seen: KL {b['kl_mean']:.5f}, "
-                        f"p99 {b['kl_p99']:.4f}, top-1 {b['top1']:.1%}, {b['tokens']:,} tokens"
-                        for b in buckets
-                    ],
-                )
-            )
-    title = f"Divergence by context, {group['format'].upper()}, {protection(group)}"
-    x = Axis(label="tokens seen before the predicted one, at most (log)", log=True)
-    y = Axis(label="mean KL, nats per token (log)", log=True)
-    return figure(title, lines(drawn, x, y, title), how=how(group["measured"]))

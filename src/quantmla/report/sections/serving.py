@@ -32,7 +32,7 @@ def gather(run: RunFiles) -> Data | None:
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in record.data["rows"]:
         groups.setdefault((row["job"], row["variant"]), []).append(row)
-    rows = [
+    rows: list[Data] = [
         {"job": job, "variant": variant, "runs": len(members)}
         | {
             name: median(row[name] for row in members) * unit
