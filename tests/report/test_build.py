@@ -49,7 +49,7 @@ def test_runs_are_compared_with_the_first(tmp_path):
     assert kl["values"] == [0.0031, 0.0062]
     assert kl["changes"] == [1.0]
     assert kl["verdicts"] == ["worse"]
-    assert rows["bytes per token and layer (c4r4)"]["verdicts"] == ["same"]
+    assert rows["bytes per token and layer"]["verdicts"] == ["same"]
 
 
 def test_better_depends_on_the_figure():
@@ -65,6 +65,13 @@ def test_what_one_run_lacks_is_compared_with_nothing():
     (row,) = comparison([{"headlines": []}, {"headlines": [line]}])
     assert row["values"] == [None, 2.0]
     assert row["changes"] == [None]
+    assert row["verdicts"] == ["alone"]
+
+
+def test_equal_zeros_are_the_same():
+    line = {"section": "s", "label": "violations", "spec": "d", "better": "lower", "value": 0}
+    (row,) = comparison([{"headlines": [line]}, {"headlines": [line]}])
+    assert row["verdicts"] == ["same"]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

@@ -120,13 +120,18 @@ def comparison(parts: Sequence[Report]) -> list[Report]:
 def _changes(values: Sequence[float | None], better: str) -> Report:
     first = values[0]
     changes = [None if v is None or not first else v / first - 1 for v in values[1:]]
-    return {"changes": changes, "verdicts": [_verdict(c, better) for c in changes]}
+    return {"changes": changes, "verdicts": [_verdict(first, v, better) for v in values[1:]]}
 
 
-def _verdict(change: float | None, better: str) -> str:
-    if change is None or not better or abs(change) < 5e-7:
-        return "same" if change is not None and abs(change) < 5e-7 else "differs"
-    return "better" if (change < 0) == (better == "lower") else "worse"
+def _verdict(first: float | None, value: float | None, better: str) -> str:
+    """Which of two values is better; `alone` where there is only one."""
+    if first is None or value is None:
+        return "alone"
+    if f"{first:.{DIGITS}g}" == f"{value:.{DIGITS}g}":
+        return "same"
+    if not better:
+        return "differs"
+    return "better" if (value < first) == (better == "lower") else "worse"
 
 
 def rounded(value: Any) -> Any:

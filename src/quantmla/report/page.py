@@ -106,16 +106,14 @@ def _comparison(report: Mapping[str, Any]) -> Markup:
 
 
 def _compared(value: float | None, spec: str, change: float | None, verdict: str) -> Markup:
-    if value is None:
-        return Number(NONE)
-    text = SIGNS[verdict] if change is None or verdict == "same" else _signed(change, verdict)
-    return Number(join([number(value, spec), " ", el("span", text, class_=verdict)]))
-
-
-def _signed(change: float, verdict: str) -> Markup:
+    """A value with a sign and its change from the first run's."""
+    if value is None or verdict == "alone":
+        return number(value, spec)
+    sign, _, word = SIGNS[verdict].partition(" ")
     shown = plain(change, "+.1%")
-    exact = el("data", shown, value=repr(change))
-    return join([SIGNS[verdict].partition(" ")[0], " ", exact])
+    moved = verdict != "same" and change is not None
+    words = el("data", shown, value=repr(change)) if moved else word
+    return Number(join([number(value, spec), " ", el("span", sign, " ", words, class_=verdict)]))
 
 
 def _section(key: str, runs: Sequence[Run]) -> Markup:

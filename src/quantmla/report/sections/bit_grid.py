@@ -5,7 +5,7 @@ from typing import Any
 
 from quantmla.report.charts import Cell, heat
 from quantmla.report.collect import RunFiles
-from quantmla.report.markup import Markup, figure, figures, join, number, plain, table
+from quantmla.report.markup import Markup, el, figure, figures, join, number, plain, table
 from quantmla.report.provenance import SIMULATED, how, measured
 from quantmla.report.sections import Data, Headline
 from quantmla.report.sections.quality import protection
@@ -17,15 +17,17 @@ LEAST = 4  # cells that make a grid
 
 
 def gather(run: RunFiles) -> Data | None:
-    grids: dict[tuple[str, int, int | None], Data] = {}
+    """A file that was made as a grid stands alone; other files' formats go together."""
+    grids: dict[tuple[str | None, str, int, int | None], Data] = {}
     for record in run.of("eval"):
+        alone = record.name if record.data["header"].get("grid") else None
         for row in record.data["rows"]:
             if row["format"] == "bf16" or not row["format"].startswith("c"):
                 continue
             content, rope = (int(bits) for bits in row["format"][1:].split("r"))
-            key = row["method"], row["sinks"], row["recent"]
-            names = ("method", "sinks", "recent")
-            grid = grids.setdefault(key, dict(zip(names, key, strict=True)) | {"cells": {}})
+            facts = {key: row[key] for key in ("method", "sinks", "recent")}
+            key = (alone, row["method"], row["sinks"], row["recent"])
+            grid = grids.setdefault(key, {**facts, "cells": {}})
             grid["measured"] = measured(record, SIMULATED, n=row["tokens"], of="tokens", repeats=1)
             grid["note"] = record.data["header"].get("note")
             cell = {"content": content, "rope": rope, "bytes": row["bytes_per_token"]}
@@ -56,7 +58,8 @@ def render(data: Mapping[str, Any]) -> Markup:
             for cell in sorted(grid["cells"], key=lambda c: (-c["bytes"], c["kl"]))
         ]
         head = ("cache", "bytes / token / layer", "KL mean", "top-1")
-        parts += [figures(_map(grid, title)), table(head, body, caption=title)]
+        shown = el("details", el("summary", title), table(head, body, caption=title))
+        parts += [figures(_map(grid, title)), shown]
     return join(parts)
 
 

@@ -24,7 +24,7 @@ PLANES = {
     "zero_points": "zero points",
     "mean": "mean rope key",
     "padding": "padding",
-    "rows": "rows as they are",
+    "rows": "all planes",
 }
 
 
@@ -102,11 +102,10 @@ def _with_layers(row: Data, layers: int) -> Data:
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
     row = data["rows"][0]
-    name = row["format"]
     return [
-        Headline(f"bytes per token and layer ({name})", row["bytes"], ",.4g", "lower"),
-        Headline(f"tokens per GB ({name})", row.get("tokens_per_gb"), ",d", "higher"),
-        Headline(f"times bf16's tokens ({name})", row["factor"], ".2f", "higher"),
+        Headline("bytes per token and layer", row["bytes"], ",.4g", "lower"),
+        Headline("tokens per GB", row.get("tokens_per_gb"), ",d", "higher"),
+        Headline("times bf16's tokens", row["factor"], ".2f", "higher"),
     ]
 
 
