@@ -6,6 +6,7 @@ PYTEST_WORKERS ?= 2
 CPU_TRITON := 3.6.0
 BIN := .venv/bin
 STAMP := .venv/.installed
+VLLM := tests/serve/vllm/requirements.txt
 
 .PHONY: demo test lint bench report browser-test gpu-test clean
 
@@ -47,13 +48,14 @@ gpu-test:
 # torch comes first and alone, at its exact version, so that the extras cannot pull another build.
 # A CUDA build brings its own Triton; a CPU build brings none, and gets one whose interpreter runs
 # the kernels' tests.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(VLLM)
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv \
 		&& $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(BIN)/python -m pip install torch==$$(sed -n 's/^torch==//p' constraints.txt)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	$(BIN)/python -c "import importlib.util as u; raise SystemExit(u.find_spec('triton') is None)" \
 		|| $(BIN)/python -m pip install triton==$(CPU_TRITON)
+	$(BIN)/python -m pip install --no-deps -r $(VLLM)
 	touch $(STAMP)
 
 clean:

@@ -73,16 +73,17 @@ def main() -> None:
     rows, libraries = [], options.libraries
     for shape in GOALS:
         try:
-            rows += bench_decode([shape], libraries, options.backends, repetitions=20)
+            new = bench_decode([shape], libraries, options.backends, repetitions=20)
         except (RuntimeError, AttributeError) as error:
             if not libraries:
                 raise
-            print(f"without baselines from here on: {error}", flush=True)
+            print(f"without vLLM's kernels from here on: {error}", flush=True)
             libraries = []
-            rows += bench_decode([shape], libraries, options.backends, repetitions=20)
+            new = bench_decode([shape], libraries, options.backends, repetitions=20)
+        rows += new
         write(result_path(options.out, "decode"), rows)  # what is there, should time run out
         tokens = shape.context * shape.batch
-        for row in rows[-len(options.backends or "x") :]:
+        for row in new:
             print({**row, "ps_per_token": round(row["us"] * 1e6 / tokens, 1)}, flush=True)
     append_rows = bench_append(backends=options.backends)
     write(result_path(options.out, "append"), append_rows)

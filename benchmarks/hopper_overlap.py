@@ -2,8 +2,8 @@
 
 python benchmarks/hopper_overlap.py
 
-Prints cycles of a multiprocessor for one product (a wgmma of a warpgroup; four mma.sync, one of each
-quarter) and for one instruction of four warps, alone and side by side.
+Prints cycles of a multiprocessor for one product (a wgmma of a warpgroup; four mma.sync, one of
+each quarter) and for one instruction of four warps, alone and side by side.
 """
 
 import ctypes
@@ -73,10 +73,12 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     keys = [(p, o) for p in PRODUCTS for o in OTHERS]
     with ThreadPoolExecutor(16) as pool:
-        codes = dict(zip(keys, pool.map(lambda k: image(*PRODUCTS[k[0]], OTHERS[k[1]]), keys)))
+        images = pool.map(lambda k: image(*PRODUCTS[k[0]], OTHERS[k[1]]), keys)
+        codes = dict(zip(keys, images, strict=True))
     for product in PRODUCTS:
         per_round = 32 if "mma.sync" in product else 64
-        alone = {w: round(1 / run(codes[product, "lop3"], per_round, 4 * w, 0)[0], 2) for w in (1, 2, 3, 4)}
+        code = codes[product, "lop3"]
+        alone = {w: round(1 / run(code, per_round, 4 * w, 0)[0], 2) for w in (1, 2, 3, 4)}
         print(f"{product} alone, cycles by warpgroups: {alone}", flush=True)
         for other in OTHERS:
             code = codes[product, other]

@@ -47,6 +47,7 @@ def prepare_trial(trial: Trial, folder: Path) -> str:
         columns=trial.columns,
         warpgroups=trial.warpgroups,
         stages=trial.stages,
+        split=trial.split,
         defines=trial.defines,
     )
     macros = defines(variant, layout(trial.fmt))
@@ -171,7 +172,8 @@ class Worker:
         from quantmla.kernels.cuda.arguments import shared_bytes
         from quantmla.kernels.cuda.launch import load
 
-        shared = shared_bytes(trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt))
+        sizes = (trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt), trial.split)
+        shared = shared_bytes(*sizes)
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
         return load(image, shared, self.device)
 

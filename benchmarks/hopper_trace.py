@@ -36,6 +36,7 @@ def _before(text: str, stamp: str) -> tuple[str, str]:
     return text, f"{stamp}\n{text}"
 
 
+SOFTMAX = "    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n"
 STAMPS = (
     _before("typedef unsigned char u8;", _DEFINITIONS),
     _after("struct Place {  // of a thread\n", "  u32 traced;"),
@@ -43,7 +44,7 @@ STAMPS = (
     _before("  int blocks = block_count(), chunk = choose", "  STAMP_BLOCK(1)"),
     _before("  u32 turn = 0;\n", "  STAMP_BLOCK(2)"),
     _after("      attend(p, at, item, k % p.tiles, turn);\n", "      at.traced++;"),
-    _before("  release_next_kernel();\n}\n", "  STAMP_BLOCK(3)"),
+    _before("    release_next_kernel();", "    STAMP_BLOCK(3)"),
     _before("  int b = item.sequence, all = num_pages(p, b);\n", "  STAMP_ITEM(0)"),
     _after("  start_item(p, at, b, tile);\n", "  STAMP_ITEM(1)"),
     _before("  bool ready = false;\n", "  STAMP_ITEM(2)"),
@@ -52,7 +53,7 @@ STAMPS = (
     _before("    if (!ready) barrier_wait(ready_barrier(", "    STAMP_PAGE(0)"),
     _before("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(1)"),
     _after("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(2)"),
-    _after("    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n", "    STAMP_PAGE(3)"),
+    _after(SOFTMAX, "    STAMP_PAGE(3)"),
     _after("    value_page(at, stage, prepared, turn % 2, o);\n", "    STAMP_PAGE(4)"),
 )
 

@@ -4,7 +4,8 @@ A trial's replacements change the kernels' source text, so that the sources carr
 """
 
 from dataclasses import dataclass
-from hopper_trace import STAMPS
+
+from hopper_trace import SOFTMAX, STAMPS
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Trial:
     columns: int
     warpgroups: int
     stages: int
+    split: bool = False
     defines: tuple[str, ...] = ()
     replace: tuple[tuple[str, str], ...] = ()
     right: bool = True  # False: a part of the work is left out, to see what it costs
@@ -30,11 +32,12 @@ NO_SCORES = (
 )
 NO_VALUES = ("    value_page(at, stage, prepared, turn % 2, o);\n", "")
 NO_SOFTMAX = (
-    "    }\n    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n",
+    "    }\n" + SOFTMAX,
     "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
 NO_PREPARING = (
-    "    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);\n",
+    "  for (u32 first = 0; first < 10; first += 4) "
+    "prepare_groups(stage, prepared, lane, first, shift);\n",
     "",
 )
 NO_WINDOW = (
@@ -57,6 +60,30 @@ CONSUMERS_ONLY = (
     NO_WINDOW,
 )
 
+# 64 columns: another kernel, so other texts
+W64_NO_WINDOW = ("  return part.windowed ? (part", "  return part.windowed > 1 ? (part")
+W64_COMPUTE_ONLY = (
+    ("    if (lane == 0) load_page(p", "    if (lane == 0 && turn < STAGES) load_page(p"),
+    (
+        "    barrier_sleep(SHARED_BASE + AT_LOADED + slot * 8, turn / STAGES % 2);\n",
+        "    if (turn >= STAGES) continue;\n"
+        "    barrier_sleep(SHARED_BASE + AT_LOADED + slot * 8, turn / STAGES % 2);\n",
+    ),
+    (
+        "{ barrier_wait(SHARED_BASE + AT_READY",
+        "{ if (page < STAGES) barrier_wait(SHARED_BASE + AT_READY",
+    ),
+    W64_NO_WINDOW,
+)
+# products of operands that are not unpacked: what unpacking costs
+RAW_OPERANDS = (
+    "  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);\n"
+    "  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);\n"
+    "  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);\n"
+    "  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);\n",
+    "  v0 = x, v1 = x ^ scale, v2 = x ^ offset, v3 = x ^ 0x80008000;\n",
+)
+
 
 def window_pages(cost: int) -> tuple[str, str]:
     return "#define WINDOW_PAGES 10  ", f"#define WINDOW_PAGES {cost} "
@@ -70,6 +97,10 @@ def least_chunk(chunk: int) -> tuple[str, str]:
     return "#define LEAST_CHUNK 6\n", f"#define LEAST_CHUNK {chunk}\n"
 
 
+SPLIT_REGISTERS = (
+    ("#define SCORER_REGISTERS 104", "#define SCORER_REGISTERS 96"),
+    ("#define VALUER_REGISTERS 120", "#define VALUER_REGISTERS 128"),
+)
 BOTH = ((16, 32768, 32), (16, 8192, 32))
 PARTS = (*BOTH, (16, 131072, 8), (16, 8192, 128))
 FEW = ((16, 131072, 1), (16, 32768, 1), (16, 8192, 1))
@@ -77,6 +108,8 @@ FEW = ((16, 131072, 1), (16, 32768, 1), (16, 8192, 1))
 TRIALS = (
     Trial("n16_wg3_st2", 16, 3, 2, full=True),
     Trial("n32_wg2_st3", 32, 2, 3, full=True),
+    Trial("n32_split", 32, 4, 6, split=True, full=True),
+    Trial("n32_split_96_128", 32, 4, 6, split=True, replace=SPLIT_REGISTERS),
     Trial("n16_traced", 16, 3, 2, replace=STAMPS, traced=True, shapes=BOTH + FEW),
     Trial("n32_traced", 32, 2, 3, replace=STAMPS, traced=True),
     Trial("c2_n16_wg3_st2", 16, 3, 2, fmt="c2r4"),
@@ -84,6 +117,13 @@ TRIALS = (
     Trial("n16_wg2_st4", 16, 2, 4),
     Trial("n32_wg2_st2", 32, 2, 2),
     Trial("c2_n16_wg3_st3", 16, 3, 3, fmt="c2r4"),
+    Trial("n64_st4", 64, 2, 4, full=True),
+    Trial("n64_st5", 64, 2, 5),
+    Trial("c2_n64_st4", 64, 2, 4, fmt="c2r4"),
+    Trial("n64_in_l2", 64, 2, 4, pool=1024),
+    Trial("n64_compute_only", 64, 2, 4, replace=W64_COMPUTE_ONLY, right=False),
+    Trial("n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, W64_NO_WINDOW), right=False),
+    Trial("n64_no_window", 64, 2, 4, replace=(W64_NO_WINDOW,), right=False),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
     Trial("n16_window_10", 16, 3, 2, replace=(window_pages(10),), shapes=BOTH),
@@ -109,7 +149,7 @@ TRIALS = (
     Trial("n32_no_scores", 32, 2, 3, replace=(NO_SCORES, NO_WINDOW), right=False),
 )
 # heads, context, batch
-MAIN_SHAPE = {16: (16, 32768, 32), 32: (32, 32768, 32)}
+MAIN_SHAPE = {16: (16, 32768, 32), 32: (32, 32768, 32), 64: (64, 32768, 32)}
 SHAPES = {
     16: (
         (16, 32768, 32),
@@ -120,6 +160,7 @@ SHAPES = {
         (16, 8192, 1),
     ),
     32: ((32, 32768, 32), (64, 32768, 32), (128, 32768, 32), (32, 8192, 32), (32, 131072, 1)),
+    64: ((64, 32768, 32), (128, 32768, 32), (64, 8192, 32), (64, 131072, 1), (128, 8192, 32)),
 }
 # heads, query length, lengths, splits
 CHECKS = (

@@ -158,11 +158,12 @@ def heat_map(title: str, rows: Sequence[Sequence[float]], labels: tuple[str, str
     for r, row in enumerate(rows):
         y = TOP + 20 * r
         parts.append(_text(LEFT - 6, y + 14, str(r), 'text-anchor="end"'))
-        for c, value in enumerate(row):
-            parts.append(
-                f'<rect x="{LEFT + wide * c:.1f}" y="{y}" width="{wide:.1f}" height="19" '
-                f'class="heat" fill-opacity="{value:.2f}"/>'
-            )
+        shape = f"h{wide:.1f}v19h-{wide:.1f}z"
+        squares = "".join(
+            f'<path d="M{LEFT + wide * c:.1f} {y}{shape}" opacity="{value:.2f}"/>'
+            for c, value in enumerate(row)
+        )
+        parts.append(f'<g class="heat">{squares}</g>')
     for c in range(0, len(rows[0]), 4):
         x = LEFT + wide * (c + 0.5)
         parts.append(_text(x, size[1] - BOTTOM + 16, str(c), 'text-anchor="middle"'))

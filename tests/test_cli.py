@@ -35,6 +35,9 @@ FLAGS = {
         *("--device", "--resume", "--overwrite", "--json", "--quiet"),
     ],
     "report": ["RUN", "-o/--output", "--overwrite", "--json"],
+    "bench": [
+        *("WHAT", "--backend", "--format", "--cases", "--seconds", "--libraries", "--output"),
+    ],
     "doctor": ["--json"],
 }
 

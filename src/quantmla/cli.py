@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
+from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.report.command import report_command, report_flags
 
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
     _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
     report_flags(add("report", report_command, "Write one page about runs from their results."))
+    bench.add_flags(add("bench", bench.run, "Time the kernels on a GPU, beside BF16 ones."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))
     return parser
 

@@ -56,6 +56,7 @@ def test_points_and_lines():
 
 def test_heat_maps_have_a_square_for_each_value():
     svg = heat_map("t", [[0.0, 0.5], [1.0, 0.25]], ("row", "column"))
-    opacities = [float(r.get("fill-opacity")) for r in parts(svg, "rect")]
+    squares = [square for row in parts(svg, "g") for square in row]
+    opacities = [float(square.get("opacity")) for square in squares]
     assert opacities == [0.0, 0.5, 1.0, 0.25]
     assert math.isfinite(sum(opacities))

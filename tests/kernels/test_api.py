@@ -10,7 +10,14 @@ from quantmla.cache.view import CacheView
 from quantmla.errors import UsageError
 from quantmla.kernels import BACKENDS, reference
 from quantmla.kernels.api import append, choose, decode, gather
-from quantmla.kernels.problem import DecodeQuery, Problem, Rows, decode_problem
+from quantmla.kernels.problem import (
+    DecodeQuery,
+    Problem,
+    Rows,
+    append_problem,
+    decode_problem,
+    gather_problem,
+)
 from quantmla.kernels.triton import backend as triton_backend
 from quantmla.quant.format import parse_format
 
@@ -48,8 +55,8 @@ def test_a_named_backend_that_cannot_says_why(call: tuple[DecodeQuery, CacheView
 
 
 def test_an_unknown_backend_names_the_known_ones(call: tuple[DecodeQuery, CacheView]) -> None:
-    with pytest.raises(UsageError, match=r"'cuda' is not one of.*auto.*triton.*reference"):
-        decode(*call, backend="cuda")
+    with pytest.raises(UsageError, match=r"'gluon' is not one of.*auto.*triton.*cuda.*reference"):
+        decode(*call, backend="gluon")
 
 
 def test_auto_on_a_gpu_gives_every_reason_instead_of_the_slow_reference() -> None:
@@ -73,6 +80,38 @@ def test_auto_on_a_gpu_gives_every_reason_instead_of_the_slow_reference() -> Non
 )
 def test_triton_names_what_is_in_the_way(changes: dict, reason: str) -> None:
     assert reason in (triton_backend.why_not(problem(**changes)) or "")
+
+
+def test_what_the_hopper_kernels_leave_to_triton() -> None:
+    pytest.importorskip("cuda.bindings")
+    from quantmla.kernels.cuda import backend as hopper_backend
+
+    for operation in ("decode", "append", "gather"):
+        usual = problem(operation=operation)
+        assert choose(usual, "cuda") is hopper_backend
+        assert choose(usual, "auto") is triton_backend
+    others = (
+        {"capability": (8, 0)},
+        {"kv_lora_rank": 256},
+        {"operation": "append", "aligned": False},
+        {"fmt": parse_format("c4r4", group_size=32)},
+    )
+    for changes in others:
+        assert hopper_backend.why_not(problem(**changes)) is not None, changes
+        assert choose(problem(**changes), "auto") is triton_backend, changes
+
+
+def test_rows_that_start_anywhere_are_known_as_such(
+    call: tuple[DecodeQuery, CacheView],
+) -> None:
+    _, view = call
+    rows = random_rows(7, Case(name="rows", rank=128, rope=32, lengths=(7,)), torch.Generator())
+    assert append_problem(rows, all_tokens((7,)), view).aligned
+    wide = torch.zeros(7, 129, dtype=torch.bfloat16)
+    for latent in (wide[:, 1:], wide[:, :128]):
+        assert not append_problem(Rows(latent, rows.k_rope_TE), all_tokens((7,)), view).aligned
+    out = torch.zeros(7, 161, dtype=torch.bfloat16)
+    assert not gather_problem(all_tokens((7,)), view, out[:, 1:]).aligned
 
 
 def test_triton_takes_what_it_is_for() -> None:

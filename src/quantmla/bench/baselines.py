@@ -1,11 +1,13 @@
-"""BF16 decode kernels of vLLM's binary distribution, called without vLLM.
+"""BF16 decode attention to compare with: kernels of vLLM's binary distribution, or torch itself.
 
 FlashMLA (`_flashmla_C`) and FlashAttention 3 with a latent value (`_vllm_fa3_C`) are shared objects
-that register torch operators; their argument lists are those of vllm 0.22.
+that register torch operators; they are loaded without vLLM, and their argument lists are those of
+vllm 0.22. Where there are none, torch's products over unpaged rows, which cost no page table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from quantmla.errors import UsageError, require
 from quantmla.kernels.problem import DecodeQuery
+
+TORCH = "torch_products"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +36,60 @@ def bf16_cache(context: int, batch: int, block_table_BJ: Tensor, channels: int =
     return Bf16Cache(pages_JLC=pages, block_table_BJ=block_table_BJ, lengths_B=lengths)
 
 
-def load(libraries: list[Path]) -> list[str]:
-    """Names of the baselines that these shared objects bring: "flashmla", "fa3_mla"."""
+OPERATORS = {"flashmla": "_flashmla_C", "fa3_mla": "_vllm_fa3_C"}  # also names of the files
+
+
+def find_libraries(folder: Path | None) -> list[Path]:
+    """The shared objects below a folder, by default those of an installed vllm."""
+    if folder is None:
+        spec = find_spec("vllm")
+        if spec is None or not spec.submodule_search_locations:
+            return []
+        folder = Path(spec.submodule_search_locations[0])
+        return _below(folder)
+    found = _below(folder)
+    wanted = ", ".join(f"{name}*.so" for name in OPERATORS.values())
+    require(bool(found), f"no file named {wanted} below {folder}", UsageError)
+    return found
+
+
+def _below(folder: Path) -> list[Path]:
+    return [path for name in OPERATORS.values() for path in sorted(folder.rglob(f"{name}.*so"))]
+
+
+def load(libraries: Sequence[Path]) -> list[str]:
+    """Names of the baselines that these shared objects bring; without any, torch's own."""
+    if not libraries:
+        return [TORCH]
     for path in libraries:
         require(path.is_file(), f"no shared object at {path}", UsageError)
-        torch.ops.load_library(str(path))
+        try:
+            torch.ops.load_library(str(path))
+        except OSError as error:
+            raise UsageError(f"{path} does not fit this torch: {error}") from None
     found = []
     if hasattr(torch.ops._flashmla_C, "dense_decode_fwd"):
         found.append("flashmla")
     if hasattr(torch.ops._vllm_fa3_C, "fwd"):
         found.append("fa3_mla")
     return found
+
+
+def torch_products(query: DecodeQuery, cache: Bf16Cache) -> Callable[[], Tensor]:
+    """Products and a softmax in torch, over rows that lie in order."""
+    q_BSNC = torch.cat((query.latent_BSNR, query.rope_BSNE), dim=-1)
+    batch, query_len, _, rank = query.latent_BSNR.shape
+    rows_BTC = cache.pages_JLC.flatten(0, 1).unflatten(0, (batch, -1))
+    position = torch.arange(rows_BTC.shape[1], device="cuda")
+    last_BS = cache.lengths_B[:, None] - query_len + torch.arange(query_len, device="cuda")
+    hidden_BST = position > last_BS[:, :, None]
+
+    def run() -> Tensor:
+        scores = torch.einsum("bsnc,btc->bsnt", q_BSNC, rows_BTC) * query.softmax_scale
+        p = torch.softmax(scores.masked_fill_(hidden_BST[:, :, None], -torch.inf), dim=-1)
+        return torch.einsum("bsnt,btr->bsnr", p, rows_BTC[..., :rank])
+
+    return run
 
 
 def flashmla(query: DecodeQuery, cache: Bf16Cache) -> Callable[[], Tensor]:
@@ -74,4 +121,4 @@ def fa3_mla(query: DecodeQuery, cache: Bf16Cache) -> Callable[[], Tensor]:
     )[0]  # fmt: skip
 
 
-BASELINES = {"flashmla": flashmla, "fa3_mla": fa3_mla}
+BASELINES = {"flashmla": flashmla, "fa3_mla": fa3_mla, TORCH: torch_products}

@@ -4,7 +4,7 @@ B sequences, S query tokens of each, N heads, T rows (tokens of any sequences), 
 E rope channels (interleaved), C = R + E.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,8 @@ from quantmla.cache.view import CacheView
 from quantmla.errors import UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import ALIGNMENT
+
+ROW_ALIGNMENT = 16
 
 Operation = Literal["decode", "append", "gather"]
 Platform = Literal["cpu", "cuda", "rocm"]
@@ -57,12 +59,13 @@ class Problem:
     kv_lora_rank: int
     qk_rope_head_dim: int
     window_page_size: int
+    aligned: bool = True  # rows given or written start at multiples of 16 bytes
     num_heads: int = 0  # decode only
     query_len: int = 0  # decode only
 
 
 @cache
-def _platform(device: torch.device) -> tuple[Platform, tuple[int, int] | None]:
+def platform_of(device: torch.device) -> tuple[Platform, tuple[int, int] | None]:
     if device.type != "cuda":
         require(device.type == "cpu", f"device {device} is neither 'cpu' nor 'cuda'", UsageError)
         return "cpu", None
@@ -78,7 +81,7 @@ def _problem(
     num_heads: int = 0,
     query_len: int = 0,
 ) -> Problem:
-    platform, capability = _platform(view.pages_JY.device)
+    platform, capability = platform_of(view.pages_JY.device)
     return Problem(
         operation=operation,
         platform=platform,
@@ -100,6 +103,9 @@ def _check_tensor(
     fits = x.dim() == len(shape) and all(
         want in (None, have) for want, have in zip(shape, x.shape, strict=True)
     )
+    dense = fits and (x.stride(-1) == 1 or x.shape[-1] <= 1)
+    if dense and x.dtype == dtype and x.device == like.device:
+        return  # before any sentence is made: this runs for every layer of every step
     wanted = ["any" if size is None else size for size in shape]
     require(fits, f"{name} has shape {list(x.shape)}, not {wanted}", UsageError)
     require(x.dtype == dtype, f"{name} is {x.dtype}, not {dtype}", UsageError)
@@ -108,19 +114,20 @@ def _check_tensor(
         f"{name} is on {x.device}, the pages are on {like.device}",
         UsageError,
     )
-    require(
-        x.stride(-1) == 1 or x.shape[-1] <= 1,
-        f"{name} has stride {x.stride(-1)} in its last dimension, not 1",
-        UsageError,
-    )
+    raise UsageError(f"{name} has stride {x.stride(-1)} in its last dimension, not 1")
+
+
+def _is_aligned(x: Tensor, size: int) -> bool:
+    """Whether every row starts at a multiple of `size` bytes."""
+    strides = (stride * x.element_size() for stride in x.stride()[:-1])
+    return x.data_ptr() % size == 0 and all(stride % size == 0 for stride in strides)
 
 
 def _check_alignment(name: str, x: Tensor, size: int) -> None:
-    """Vector loads need every row to start at a multiple of `size` bytes."""
+    """Vector loads need it."""
     strides = [stride * x.element_size() for stride in x.stride()[:-1]]
-    aligned = x.data_ptr() % size == 0 and all(stride % size == 0 for stride in strides)
     require(
-        aligned,
+        _is_aligned(x, size),
         f"{name} starts at address {x.data_ptr()} with strides {strides} bytes: "
         f"not multiples of {size}",
         UsageError,
@@ -157,7 +164,7 @@ def check_view(view: CacheView) -> None:
         _check_tensor("window_start_B", view.window_start_B, int32, (batch,), pages)
     if pages.is_cuda:
         _check_alignment("pages_JY", pages, ALIGNMENT)
-        _check_alignment("window_pages_JMC", view.window_pages_JMC, 16)
+        _check_alignment("window_pages_JMC", view.window_pages_JMC, ROW_ALIGNMENT)
     require(
         view.fmt.num_sink_tokens <= view.window_page_size,
         f"{view.fmt.num_sink_tokens} sink tokens do not fit a window page of "
@@ -211,7 +218,8 @@ def append_problem(rows: Rows, tokens: Tokens, view: CacheView) -> Problem:
         "k_rope_TE", rows.k_rope_TE, bf16, (num_rows, view.qk_rope_head_dim), view.pages_JY
     )
     _check_tokens(tokens, num_rows, view)
-    return _problem("append", bf16, view)
+    aligned = all(_is_aligned(x, ROW_ALIGNMENT) for x in rows)
+    return replace(_problem("append", bf16, view), aligned=aligned)
 
 
 def gather_problem(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Problem:
@@ -220,4 +228,5 @@ def gather_problem(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Problem:
     channels = view.window_pages_JMC.shape[-1]
     _check_tensor("out_TC", out_TC, torch.bfloat16, (None, channels), view.pages_JY)
     _check_tokens(tokens, out_TC.shape[0], view)
-    return _problem("gather", torch.bfloat16, view)
+    aligned = _is_aligned(out_TC, ROW_ALIGNMENT)
+    return replace(_problem("gather", torch.bfloat16, view), aligned=aligned)

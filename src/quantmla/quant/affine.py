@@ -41,8 +41,9 @@ def _scale_and_zero(
     x_TGc: Tensor, bits: int, rule: RangeRule, clip: float
 ) -> tuple[Tensor, Tensor]:
     """Scale and zero point per group, each [T, G, 1]; differentiable in the scale under `paper`."""
-    top_code = 2**bits - 1
     low, high = x_TGc.amin(-1, keepdim=True), x_TGc.amax(-1, keepdim=True)
+    # a tensor: on a GPU torch would multiply by a number's reciprocal, and bytes would differ
+    top_code = torch.full_like(high, 2**bits - 1)
     if rule == "paper":
         scale = (high - low).clamp(min=PAPER_MIN_RANGE) / top_code
     else:
@@ -51,7 +52,7 @@ def _scale_and_zero(
         # exactly the float16 value; the step up to it counts as a constant for gradients
         scale = round_up_to_half(exact.detach()) + (exact - exact.detach())
         low = low * clip
-    zero = torch.clamp(torch.round(-low / scale), 0, top_code)
+    zero = torch.clamp(torch.round(-low / scale), 0, 2**bits - 1)
     return scale, zero
 
 

@@ -21,12 +21,10 @@ from quantmla.cache.paged import PagedCache
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.mla.rope import RopeOrder, from_interleaved, to_interleaved
 from quantmla.quant.format import CacheFormat
-from quantmla.quant.mixed import ModelFormat, distinct_formats, format_from_json, require_layers
+from quantmla.quant.mixed import ModelFormat, distinct_formats, require_layers
 from quantmla.quant.page import require_byte_layout
 from quantmla.serve.families import cached_rope_order
-
-CONFIG_KEY = "quantmla_config"
-CONFIG_VERSION = 1
+from quantmla.serve.settings import cache_settings
 
 
 def left_padding(attention_mask: Tensor | None) -> list[int] | None:
@@ -84,7 +82,7 @@ class QuantMLALayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Caches latents [B, 1, S, R] and rope keys [B, 1, S, E]; returns the whole context so."""
-        _check_states(key_states, value_states)
+        check_states(key_states, value_states)
         if not self.is_initialized:
             self._check_positions(kwargs)
             self.lazy_initialization(key_states, value_states)
@@ -183,7 +181,7 @@ class QuantMLALayer(CacheLayerMixin):
         return 0 if self.paged is None else self.paged.allocated_bytes()
 
 
-def _check_states(key_states: Tensor, value_states: Tensor) -> None:
+def check_states(key_states: Tensor, value_states: Tensor) -> None:
     for name, x in (("latent", key_states), ("rope key", value_states)):
         require(
             x.dtype in (torch.bfloat16, torch.float32, torch.float64),
@@ -257,21 +255,8 @@ class QuantMLACache(Cache):
     @classmethod
     def from_config(cls, config: Any, attention_mask: Tensor | None = None) -> "QuantMLACache":
         """The cache that a fused checkpoint's own config.json asks for under `quantmla_config`."""
-        data = getattr(config, CONFIG_KEY, None)
-        require(
-            isinstance(data, Mapping),
-            f"config.json has no {CONFIG_KEY}: the model is not fused",
-            UsageError,
-        )
-        assert isinstance(data, Mapping)
-        require(
-            data.get("version") == CONFIG_VERSION,
-            f"{CONFIG_KEY} version {data.get('version')!r} is not {CONFIG_VERSION}, "
-            "the one this release reads",
-            UsageError,
-        )
-        fmt = format_from_json(data["format"])
-        return cls(config, fmt, attention_mask, skip_layers=tuple(data.get("ignored_layers", ())))
+        settings = cache_settings(config)
+        return cls(config, settings.fmt, attention_mask, skip_layers=settings.ignored_layers)
 
     def allocated_bytes(self) -> int:
         """Memory of all packed layers."""

@@ -12,7 +12,7 @@ extern "C" void run_decode(const Arguments* p, int blocks) {
 }
 extern "C" void run_combine(const Arguments* p, int blocks, int threads) {
   emulator::blocks_x = (u32)blocks;
-  for (int y = 0; y < 4; y++)
+  for (int y = 0; y < (threads > 128 ? 4 : 1); y++)
     for (int x = 0; x < blocks; x++) {
       emulator::block_x = (u32)x, emulator::block_y = (u32)y;
       emulator::body = [&] { combine(*p); };

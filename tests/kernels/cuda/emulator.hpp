@@ -35,7 +35,7 @@ namespace emulator {
 
 const u32 SHARED = 228 * 1024;
 u8 shared[SHARED];
-const int MAX_THREADS = 512, STACK = 256 * 1024;
+const int MAX_THREADS = 640, STACK = 256 * 1024;
 
 struct Meeting {  // of threads that go on together
   int count = 0;
@@ -51,7 +51,7 @@ Fibre fibres[MAX_THREADS];
 ucontext_t scheduler;
 int current, num_threads;
 u32 block_x, block_y, blocks_x;
-Meeting warps[16], groups[4], named[16], whole;
+Meeting warps[20], groups[5], named[16], whole;
 u64 inputs[MAX_THREADS][8], outputs[MAX_THREADS][4];
 float* accumulators[MAX_THREADS];
 struct Barrier { int expected, pending; u64 phase; i64 bytes; };
@@ -209,6 +209,8 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
   for (int i = 0; i < 4; i++) r |= (u32)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return r;
 }
+DEVICE u32 twice_low(u32 x) { return x << 16 | (x & 0xffff); }
+DEVICE u32 twice_high(u32 x) { return x >> 16 | (x & 0xffff0000); }
 DEVICE float exp2_fast(float x) { return exp2f(x); }
 DEVICE float log2_fast(float x) { return log2f(x); }
 DEVICE u64 exchange(u64 x, const std::function<int(int)>& from) {
@@ -267,6 +269,7 @@ DEVICE bool barrier_test(u32 bar, u32 parity) { return emulator::barrier(bar).ph
 DEVICE void barrier_wait(u32 bar, u32 parity) {
   while (emulator::barrier(bar).phase % 2 == parity) emulator::yield();
 }
+DEVICE void barrier_sleep(u32 bar, u32 parity) { barrier_wait(bar, parity); }
 DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
   memcpy(emulator::at(to, 16), from, bytes);
   received(bar, bytes);

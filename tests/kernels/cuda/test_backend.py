@@ -27,15 +27,18 @@ CAN = Problem(
 
 def test_it_can():
     assert why_not(CAN) is None
+    assert why_not(replace(CAN, operation="append")) is None
+    assert why_not(replace(CAN, operation="gather")) is None
     assert why_not(replace(CAN, fmt=parse_format("c2r4"), dtype=torch.float16)) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"operation": "append"}, "append"),
+        ({"operation": "append", "aligned": False}, "multiples of 16 bytes"),
         ({"capability": (8, 0)}, "(8, 0)"),
-        ({"capability": None, "platform": "cpu"}, "None"),
+        ({"capability": None, "platform": "cpu"}, "on the CPU"),
+        ({"capability": None, "platform": "rocm"}, "None"),
         ({"fmt": parse_format("c8r8")}, "content_bits 8"),
         ({"fmt": parse_format("c3r4")}, "content_bits 3"),
         ({"fmt": parse_format("c4r4", group_size=32)}, "group_size 32"),

@@ -20,6 +20,8 @@ C4, C2 = parse_format("c4r4"), parse_format("c2r4")
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
 SINGLE = Variant(columns=16, warpgroups=1, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
+SPLIT = Variant(columns=32, warpgroups=4, stages=6, split=True)
+WIDEST = Variant(columns=64, warpgroups=2, stages=4)
 
 
 def _relative(out: Tensor, exact: Tensor) -> float:
@@ -64,9 +66,18 @@ def _tolerance(query: DecodeQuery, view: CacheView, exact: Tensor) -> float:
         (C4, NARROW, [700], (1, 16), 3),
         (C4, SINGLE, [450, 260], (4, 4), None),
         (C4, WIDE, [600, 131], (2, 20), None),
+        (C4, SPLIT, [600, 131, 0, 65], (2, 15), None),
+        (C4, SPLIT, [900], (1, 32), 1),
+        (C4, SPLIT, [1500, 200], (40, 1), 3),
         (C2, NARROW, [0, 1, 192, 700], (1, 16), None),
         (C2, SINGLE, [450, 260], (3, 7), 2),
         (C2, WIDE, [600], (1, 32), 1),
+        (C4, WIDEST, [0, 1, 63, 64, 65, 300], (1, 64), None),
+        (C4, WIDEST, [127, 193, 450], (1, 33), None),
+        (C4, WIDEST, [900], (2, 64), 2),
+        (C4, WIDEST, [131, 500], (4, 9), None),
+        (C2, WIDEST, [0, 192, 700], (1, 64), None),
+        (C2, WIDEST, [450, 129], (2, 40), 2),
     ],
 )
 def test_agrees_with_the_reference(tmp_path_factory, fmt, variant, lengths, rows, splits):
@@ -111,13 +122,14 @@ def test_a_wrong_weight_is_seen(tmp_path_factory):
     assert _relative(out, exact.out_BSNR) > _tolerance(query, view, exact.out_BSNR)
 
 
+@pytest.mark.parametrize("variant", [NARROW, WIDEST])
 @pytest.mark.parametrize("factor", [0.01, 1.0, 30.0])
-def test_large_and_small_scores(tmp_path_factory, factor):
+def test_large_and_small_scores(tmp_path_factory, factor, variant):
     """The running maximum is raised many times, or never after the first page."""
-    kernels = library(tmp_path_factory, C4, NARROW)
+    kernels = library(tmp_path_factory, C4, variant)
     query, view = random_case([1000], (1, 16), C4, seed=9)
     query = query._replace(softmax_scale=0.05 * factor)
-    out, _ = emulate(kernels, 16, query, view, 1)
+    out, _ = emulate(kernels, variant.columns, query, view, 1)
     exact = _exact(query, view)
     assert torch.isfinite(out).all()
     # an error of 2^-10 of the largest score changes a probability by as much, relatively
@@ -125,10 +137,15 @@ def test_large_and_small_scores(tmp_path_factory, factor):
     assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR) + slack
 
 
-@pytest.mark.parametrize(("fmt", "variant"), [(C4, NARROW), (C4, WIDE), (C2, NARROW)])
+@pytest.mark.parametrize(
+    ("fmt", "variant"),
+    [(C4, NARROW), (C4, WIDE), (C4, SPLIT), (C2, NARROW), (C4, WIDEST), (C2, WIDEST)],
+)
 def test_host_and_device_agree_on_sizes(tmp_path_factory, fmt, variant):
     kernels = library(tmp_path_factory, fmt, variant)
     _, view = random_case([1], (1, 1), fmt, seed=0)
     assert kernels.argument_bytes() == ctypes.sizeof(Arguments)
-    size = shared_bytes(variant.columns, variant.warpgroups, variant.stages, view.layout)
+    size = shared_bytes(
+        variant.columns, variant.warpgroups, variant.stages, view.layout, variant.split
+    )
     assert kernels.shared_bytes() == size <= 227 * 1024

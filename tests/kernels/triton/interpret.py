@@ -12,14 +12,18 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from cases import SMALL, Case, all_tokens, build, empty_cache, random_rows  # noqa: E402
+from cases import SMALL, Case, all_tokens, build, empty_cache, format_of, random_rows  # noqa: E402
 from compare import check  # noqa: E402
 
 from quantmla.kernels import reference  # noqa: E402
-from quantmla.kernels.problem import Tokens  # noqa: E402
+from quantmla.kernels.problem import DecodeQuery, Tokens  # noqa: E402
 from quantmla.kernels.triton.launches import append_launch, decode_launches, gather_launch  # noqa: E402
 from quantmla.kernels.triton.schedule import Device, schedule  # noqa: E402
 from quantmla.mla.partial import Partial  # noqa: E402
+from quantmla.serve import pool  # noqa: E402
+from quantmla.serve.pool import PagePool  # noqa: E402
+
+reference_append = pool.append
 
 
 def decode(case: Case, num_splits: int | None = None, step: int | None = None) -> None:
@@ -72,6 +76,40 @@ def gather(case: Case) -> None:
     print("gather", case.name)
 
 
+def native(case: Case) -> None:
+    """A pool whose kernels are these: the reference's bytes, through growth, crop and selection."""
+    mine, wanted = (
+        PagePool(format_of(case), case.rank, case.rope, 2, torch.device("cpu"), "reference")
+        for _ in range(2)
+    )
+    generator = torch.Generator().manual_seed(7)
+    pool.append = lambda rows, tokens, view, backend: append_launch(rows, tokens, view).run()
+    for size in (150, 1, 1):
+        rows = random_rows(2 * size, case, generator)
+        chunk = [x.unflatten(0, (2, size)) for x in rows]
+        mine.append(*chunk)
+        pool.append, kernels = reference_append, pool.append
+        wanted.append(*chunk)
+        pool.append = kernels
+        if size == 150:
+            for each in (mine, wanted):
+                each.crop(20)
+                each.select([1, 0])
+    for b in range(2):
+        assert torch.equal(mine.pages(b), wanted.pages(b)), "pages differ"
+    query = DecodeQuery(
+        torch.randn(2, 1, 3, case.rank, generator=generator).bfloat16(),
+        torch.randn(2, 1, 3, case.rope, generator=generator).bfloat16(),
+        0.1,
+    )
+    plan = schedule(2, 3, mine.block_table_BJ.shape[1], Device(4, 227 << 10))
+    launches, result = decode_launches(query, mine.view(), plan, (False, False))
+    exact = torch.empty(result.out_BSNR.shape)
+    launches[0].run()
+    replace(launches[1], args={**launches[1].args, "out": exact}).run()
+    print("native", case.name, check(Partial(exact, result.lse_BSN), query, wanted.view()))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for small in SMALL:
@@ -80,5 +118,6 @@ if __name__ == "__main__":
     whole = Case(name="whole", rank=128, rope=32, lengths=(130, 200), window_page=16)
     append(whole)
     append(replace(whole, fmt="c2r4", rope=64, lengths=(20, 140), row_scale=1e-3))
+    native(whole)
     gather(SMALL[0])
     gather(SMALL[3])

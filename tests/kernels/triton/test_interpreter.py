@@ -22,8 +22,9 @@ def test_kernels_in_the_interpreter() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     lines = [line.split()[0] for line in done.stdout.splitlines()]
-    assert {name: lines.count(name) for name in ("decode", "append", "gather")} == {
+    assert {name: lines.count(name) for name in ("decode", "append", "native", "gather")} == {
         "decode": 5,
         "append": 2,
+        "native": 1,
         "gather": 2,
     }

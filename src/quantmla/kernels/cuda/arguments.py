@@ -78,9 +78,11 @@ class Buffers(NamedTuple):
 
 
 def aligned(x: Tensor) -> Tensor:
-    """The same values in rows that start at multiples of 16 bytes, copied only where they do not."""
+    """The same values in rows that start at multiples of 16 bytes, copied where they do not."""
     fits = x.stride(-1) == 1 and not any(stride % 8 for stride in x.stride()[:-1])
-    return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    if fits and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:
@@ -152,11 +154,18 @@ def make_arguments(
     )
 
 
-def shared_bytes(columns: int, warpgroups: int, stages: int, layout: PageLayout) -> int:
-    """SHARED_BYTES of tile.cuh."""
+def shared_bytes(
+    columns: int, warpgroups: int, stages: int, layout: PageLayout, split: bool = False
+) -> int:
+    """SHARED_BYTES of tile.cuh, or of wide_tile.cuh."""
     tile = 32 * columns
+    if columns == 64:
+        return stages * (layout.page_bytes + 4608 + 24) + 44 * tile + columns * 40 + 1672 + 1024
     wide = layout.content_row_bytes == 256
     scores = 4864 if columns == 16 else 5120 if wide else 10240
     prepared = scores + (2560 if wide else 4608) + 144
-    own = stages * (layout.page_bytes + 8) + 8 * tile + 2 * (prepared + 16) + columns * 32 + 768
-    return 41 * tile + columns * 8 + warpgroups * (own + 32) + 32 + 1024
+    owners, ring, buffers = (1, 4, 4) if split else (warpgroups, 2, 2 * warpgroups)
+    pages = owners * (stages * (layout.page_bytes + 8) + ring * (prepared + 16))
+    groups = warpgroups * (columns * 32 + 768 + 32) + columns * 8
+    raising = ring * 8 + 16 + columns * 8 if split else 0
+    return pages + (41 + 4 * buffers) * tile + groups + raising + 32 + 1024

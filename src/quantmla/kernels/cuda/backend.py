@@ -1,4 +1,4 @@
-"""The Hopper backend: decode over packed pages in CUDA C++; it does not append or gather."""
+"""The Hopper backend in CUDA C++: what it can do, and decode; append and gather are in rows.py."""
 
 from importlib.util import find_spec
 
@@ -8,18 +8,22 @@ from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.arguments import aligned, make_arguments, make_buffers, shared_bytes
 from quantmla.kernels.cuda.build import Variant, defines
 from quantmla.kernels.cuda.launch import kernels, multiprocessors, run
+from quantmla.kernels.cuda.rows import append, gather
 from quantmla.kernels.problem import DecodeQuery, Problem
 from quantmla.mla.partial import Partial
 
+__all__ = ["append", "decode", "gather", "why_not"]
+
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=3)
+WIDEST = Variant(columns=64, warpgroups=2, stages=4)
 
 
 def why_not(problem: Problem) -> str | None:
     """The first thing in the way."""
     fmt = problem.fmt
-    if problem.operation != "decode":
-        return f"the Hopper kernels decode only, they have no {problem.operation}"
+    if problem.platform == "cpu":
+        return "the Hopper kernels need a GPU, the cache is on the CPU"
     if problem.capability != (9, 0):
         return f"the Hopper kernels need compute capability (9, 0), not {problem.capability}"
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
@@ -41,12 +45,14 @@ def why_not(problem: Problem) -> str | None:
             return f"{name} {have!r} is not {want!r}"
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"query dtype {problem.dtype} is neither torch.bfloat16 nor torch.float16"
+    if not problem.aligned:
+        return "rows of 16 bits do not start at multiples of 16 bytes"
     return None
 
 
 def variant_for(rows: int) -> Variant:
     """Kernel for so many rows (heads x query length)."""
-    return NARROW if rows <= NARROW.columns else WIDE
+    return next((v for v in (NARROW, WIDE) if rows <= v.columns), WIDEST)
 
 
 def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:

@@ -10,10 +10,11 @@ from quantmla.errors import QuantMLAError
 if TYPE_CHECKING:  # a process that only compiles does not wait for torch
     from quantmla.quant.layout import PageLayout
 
-SOURCES = (
+_NARROW = (
     "device.cuh",
     "schedule.cuh",
     "tile.cuh",
+    "rows.cuh",
     "products.cuh",
     "pages.cuh",
     "content{bits}.cuh",
@@ -23,7 +24,24 @@ SOURCES = (
     "window.cuh",
     "softmax.cuh",
     "result.cuh",
-    "decode.cu",
+    "{kernel}.cu",
+    "combine.cu",
+)
+_WIDE = (
+    "device.cuh",
+    "wide_device.cuh",
+    "schedule.cuh",
+    "wide_tile.cuh",
+    "rows.cuh",
+    "wide_pages.cuh",
+    "wide_content{bits}.cuh",
+    "wide_query.cuh",
+    "wide_softmax.cuh",
+    "wide_rows.cuh",
+    "wide_attend.cuh",
+    "wide_result.cuh",
+    "wide.cu",
+    "combine.cu",
 )
 ARCHITECTURE = "sm_90a"
 
@@ -32,9 +50,10 @@ ARCHITECTURE = "sm_90a"
 class Variant:
     """Compile-time choices of one kernel; speed alone depends on them."""
 
-    columns: int  # heads x query length of a tile: 16 or 32
+    columns: int  # heads x query length of a tile: 16, 32 or 64
     warpgroups: int
-    stages: int  # pages in flight or in use, for each warpgroup
+    stages: int  # pages in flight or in use: for each warpgroup, or for all if split or 64 columns
+    split: bool = False  # warpgroups of their own for scores and for values
     defines: tuple[str, ...] = ()
 
     @property
@@ -53,6 +72,7 @@ def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
         "HEADS": variant.columns,
         "WARPGROUPS": variant.warpgroups,
         "STAGES": variant.stages,
+        "SPLIT": int(variant.split),
         "PAGE_BYTES": layout.page_bytes,
         "AT_ROPE": layout.rope.start,
         "AT_SCALES": layout.scales.start,
@@ -71,8 +91,11 @@ def text(macros: tuple[str, ...]) -> str:
 def source_names(macros: tuple[str, ...]) -> tuple[str, ...]:
     """Files that the content's bits and the columns ask for, in order."""
     value = dict(macro.removeprefix("-D").split("=") for macro in macros if "=" in macro)
+    names = _WIDE if value["HEADS"] == "64" else _NARROW
     scores = "folded" if value["HEADS"] == "16" else "direct"
-    return tuple(name.format(bits=value["CONTENT_BITS"], scores=scores) for name in SOURCES)
+    kernel = "split" if value["SPLIT"] == "1" else "decode"
+    bits = value["CONTENT_BITS"]
+    return tuple(name.format(bits=bits, scores=scores, kernel=kernel) for name in names)
 
 
 @cache

@@ -63,6 +63,15 @@ DEVICE void scale_band(u32 x, u32 y, const RowScales& row, u32 (&a)[2][4]) {
 }
 #endif
 
+// Operands of 16 tokens' products, one for each plane.
+DEVICE void value_operands(V4 x, V4 s, u32 (&v)[4][4]) {
+  u32 first_16 = times_16(s.y), second_16 = times_16(s.w);
+  scale_in_place(x.x, s.x, s.y, first_16, v[0][0], v[1][0], v[2][0], v[3][0]);
+  scale_in_place(x.y, s.x, s.y, first_16, v[0][1], v[1][1], v[2][1], v[3][1]);
+  scale_in_place(x.z, s.z, s.w, second_16, v[0][2], v[1][2], v[2][2], v[3][2]);
+  scale_in_place(x.w, s.z, s.w, second_16, v[0][3], v[1][3], v[2][3], v[3][3]);
+}
+
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
@@ -75,15 +84,31 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, flo
       next = ldmatrix_transposed(rows + (i + 1) % 2 * HALF + (i + 1) / 2 * 2048);
       next_scale = lds128(scales + (i + 1) % 2 * (VALUE_STEP * VALUE_GROUP_BYTES) + (i + 1) / 2 * 16);
     }
-    u32 v[4][4], first_16 = times_16(s.y), second_16 = times_16(s.w);
-    scale_in_place(x.x, s.x, s.y, first_16, v[0][0], v[1][0], v[2][0], v[3][0]);
-    scale_in_place(x.y, s.x, s.y, first_16, v[0][1], v[1][1], v[2][1], v[3][1]);
-    scale_in_place(x.z, s.z, s.w, second_16, v[0][2], v[1][2], v[2][2], v[3][2]);
-    scale_in_place(x.w, s.z, s.w, second_16, v[0][3], v[1][3], v[2][3], v[3][3]);
+    u32 v[4][4];
+    value_operands(x, s, v);
     add_values(o[i % 2], v, probability, i / 2);
     if (i < 7) wait_for_values<1>();
   }
   finish_values(o);
+}
+
+// The same for one half of the words; operands are not made while products of others go on, for want of
+// registers.
+DEVICE void value_half_page(const Place& at, u32 half, u32 stage, u32 prepared, u32 buffer, float (&o)[4][H2]) {
+  u32 probability = probabilities_at(at, buffer);
+  u32 rows = stage + at.value_rows + half * HALF, scales = prepared + at.value_scales + half * (VALUE_STEP * VALUE_GROUP_BYTES);
+  V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
+#pragma unroll
+  for (u32 k = 0; k < 4; k++) {
+    V4 x = next, s = next_scale;
+    if (k < 3) next = ldmatrix_transposed(rows + (k + 1) * 2048), next_scale = lds128(scales + (k + 1) * 16);
+    u32 v[4][4];
+    value_operands(x, s, v);
+    add_values(o, v, probability, k);
+    mma_wait<0>();
+  }
+#pragma unroll
+  for (int plane = 0; plane < 4; plane++) settle(o[plane]);
 }
 
 // Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Those of

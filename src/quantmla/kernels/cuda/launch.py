@@ -11,7 +11,7 @@ from quantmla.errors import QuantMLAError
 from quantmla.kernels.cuda.arguments import Arguments
 from quantmla.kernels.cuda.build import cubin
 
-COMBINE_SLICES = 4  # of a row, each a block
+COMBINE_SLICES = 4  # of a row
 SHARED_LIMIT = 227 * 1024
 
 
@@ -77,7 +77,7 @@ def tensor_map(pointer: int, row_bytes: int, page_stride: int, num_pages: int) -
 
 
 def combine_threads(rows: int, blocks: int) -> int:
-    """Few rows have many parts: more warps share them."""
+    """Few rows have many parts: more warps share them. Else a block has a warp for each slice."""
     return 512 if rows * COMBINE_SLICES <= 2 * blocks else 128
 
 
@@ -95,8 +95,8 @@ def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, bl
         )
         rows = arguments.batch * arguments.query_len * arguments.heads
         only = (ctypes.c_void_p * 1)(pointer)
-        grid = (rows, COMBINE_SLICES)
         threads = combine_threads(rows, blocks)
+        grid = (rows, COMBINE_SLICES if threads > 128 else 1)
         _launch(loaded.combine, grid, threads, threads * 16, (stream, only, True))
 
 

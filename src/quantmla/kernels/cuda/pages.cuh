@@ -31,18 +31,10 @@ DEVICE void mask_nibbles(u32 x, u32& n0, u32& n1, u32& n2, u32& n3) {
   n0 = x & 0x000f000f, n1 = x & 0x00f000f0, n2 = y & 0x000f000f, n3 = y & 0x00f000f0;
 }
 
-// ---- bf16 rows: 0 is the address of a row of zeros
+// ---- bf16 rows
 
-DEVICE u32 halves(u32 low, u32 high) {  // two bf16 in the upper 16 bits to float16
-  return pack_half2(as_float(low & 0xffff0000), as_float(high & 0xffff0000));
-}
-
-DEVICE V4 global_16(u64 row, u32 channel) { return row ? *(const V4*)(row + channel * 2) : V4{0, 0, 0, 0}; }
-DEVICE V2 global_8(u64 row, u32 channel) { return row ? *(const V2*)(row + channel * 2) : V2{0, 0}; }
-DEVICE u32 global_4(u64 row, u32 channel) { return row ? *(const u32*)(row + channel * 2) : 0; }
-
-DEVICE u64 row_address(const Place& at, u32 i) {
-  V2 a = lds64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8);
+DEVICE u64 row_address(u32 group, u32 i) {
+  V2 a = lds64(SHARED_BASE + AT_ROWS + group * 512 + i * 8);
   return (u64)a.y << 32 | a.x;
 }
 

@@ -64,6 +64,15 @@ DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane, float unit) {
   }
 }
 
+DEVICE void prepare_page(u32 stage, u32 prepared, u32 lane) {
+  int exponent = find_shift(stage, lane);
+  Shift shift = {power_of_two(min(exponent, 15)), power_of_two(exponent - min(exponent, 15))};
+  prepare_means(stage, prepared, lane, mean_unit(exponent));
+#pragma unroll 1
+  for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);
+  if (lane == 0) sts32(prepared + SHIFT, exponent);
+}
+
 // All pages that warpgroup `group` reads of a part; `turn` counts them, over all parts.
 DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const Item& item, u32& turn) {
   int all = num_pages(p, item.sequence), last = first_page(item, all, item.part + 1);
@@ -85,12 +94,7 @@ DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const I
     }
     u32 slot = turn % STAGES, stage = page_address(group, slot), prepared = prepared_address(group, turn);
     barrier_wait(full_barrier(group, slot), turn / STAGES % 2);
-    int exponent = find_shift(stage, lane);
-    Shift shift = {power_of_two(min(exponent, 15)), power_of_two(exponent - min(exponent, 15))};
-    prepare_means(stage, prepared, lane, mean_unit(exponent));
-#pragma unroll 1
-    for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);
-    if (lane == 0) sts32(prepared + SHIFT, exponent);
+    prepare_page(stage, prepared, lane);
     sync_warp();
     barrier_arrive(ready_barrier(group, turn), lane == 0);
   }

@@ -4,17 +4,33 @@
 #define ROPE 64
 #define FOLDED (HEADS == 16)  // scores: scales multiply sums; else keys
 #define ODD_QUERY (FOLDED || CONTENT_BITS == 4 ? 0.0625f : 1.0f)  // what the query carries for upper nibbles
+#ifndef SPLIT  // 1: warpgroups of their own for scores and for values, which share all pages
+#define SPLIT 0
+#endif
 #define CONSUMERS (WARPGROUPS * 128)  // threads that attend; the last warpgroup prepares pages for them
 #define THREADS (CONSUMERS + 128)
 // registers a thread; all have 65536 / THREADS at first
-#if WARPGROUPS == 3
+#if SPLIT
+#define SCORER_REGISTERS 104
+#define VALUER_REGISTERS 120
+#define PRODUCER_REGISTERS 32
+#elif WARPGROUPS == 3
 #define CONSUMER_REGISTERS 160
 #define PRODUCER_REGISTERS 32
 #else
 #define CONSUMER_REGISTERS 232
 #define PRODUCER_REGISTERS 40
 #endif
+#if SPLIT
+#define SCORERS 2     // warpgroups; as many make values, of a half of the channels each, and warps bring pages
+#define OWNERS 1      // of pages
+#define RING 4        // pages whose metadata is prepared
+#define P_BUFFERS RING
+#else
+#define OWNERS WARPGROUPS
 #define RING 2  // pages whose metadata is prepared, for each warpgroup
+#define P_BUFFERS (2 * WARPGROUPS)
+#endif
 #define H2 (HEADS / 2)     // accumulators of a 64-row product, per thread
 #define TILE (32 * HEADS)  // bytes of a B operand [16, HEADS]
 #define HALF (64 * 128)    // bytes of 64 rows of 128 bytes
@@ -53,28 +69,36 @@
 #define SHIFT (MEANS + 128)  // int: scales of values, and of keys that are scaled, carry 2^shift
 #define PREPARED (SHIFT + 16)
 
-#define AT_QUERY (WARPGROUPS * STAGES * PAGE_BYTES)
+#define AT_QUERY (OWNERS * STAGES * PAGE_BYTES)
 // Probabilities [WARPGROUPS][2][4]: a warp may write the next while another still reads the last.
 #define AT_P (AT_QUERY + QUERY_TILES * TILE)
-#define AT_PREPARED (AT_P + WARPGROUPS * 8 * TILE)             // [WARPGROUPS][RING]
-#define AT_BOUND (AT_PREPARED + WARPGROUPS * RING * PREPARED)  // {query factor, maximum} [WARPGROUPS][HEADS]
+#define AT_PREPARED (AT_P + P_BUFFERS * 4 * TILE)              // [OWNERS][RING]
+#define AT_BOUND (AT_PREPARED + OWNERS * RING * PREPARED)      // {query factor, maximum} [WARPGROUPS][HEADS]
 #define AT_REDUCE (AT_BOUND + WARPGROUPS * HEADS * 8)          // float [WARPGROUPS][4 warps][HEADS]
 #define AT_SUM (AT_REDUCE + WARPGROUPS * HEADS * 16)           // {maximum, sum} [WARPGROUPS][HEADS]
 #define AT_ROWS (AT_SUM + WARPGROUPS * HEADS * 8)              // addresses of 64 bf16 rows [WARPGROUPS]
 #define AT_TOKENS (AT_ROWS + WARPGROUPS * 512)                 // their tokens
 #define AT_LIMIT (AT_TOKENS + WARPGROUPS * 256)                // last token that a column sees [HEADS]
 #define AT_FACTOR (AT_LIMIT + HEADS * 4)                       // [HEADS]
-#define AT_FULL (AT_FACTOR + HEADS * 4)                        // a page is there [WARPGROUPS][STAGES]
-#define AT_READY (AT_FULL + WARPGROUPS * STAGES * 8)           // and its metadata is prepared [WARPGROUPS][RING]
-#define AT_EMPTY (AT_READY + WARPGROUPS * RING * 8)            // all has been read [WARPGROUPS][RING]
-#define AT_SCHEDULE (AT_EMPTY + WARPGROUPS * RING * 8)
+#define AT_FULL (AT_FACTOR + HEADS * 4)                        // a page is there [OWNERS][STAGES]
+#define AT_READY (AT_FULL + OWNERS * STAGES * 8)               // and its metadata is prepared [OWNERS][RING]
+#define AT_EMPTY (AT_READY + OWNERS * RING * 8)                // all has been read [OWNERS][RING]
+#if SPLIT
+#define AT_SCORED (AT_EMPTY + RING * 8)                        // probabilities are there [RING]
+#define AT_RAISED (AT_SCORED + RING * 8)                       // the maximum was raised [2 pairs of pages]
+#define AT_FACTORS (AT_RAISED + 16)                            // and the older sums' factors [2][HEADS]
+#define AT_SCHEDULE (AT_FACTORS + 8 * HEADS)
+#else
+#define AT_SCHEDULE (AT_EMPTY + OWNERS * RING * 8)
+#endif
 #define AT_COSTS (AT_SCHEDULE + THREADS / 4)
 #define SHARED_BYTES (AT_COSTS + STAGED * 4)
 
 // Named barriers beside 1 + group: of all consumers, and of those with the producers.
 #define CONSUMERS_BARRIER 8
 #define ITEM_BARRIER 9
-#define ITEM_THREADS (CONSUMERS + WARPGROUPS * 32)
+#define ITEM_THREADS (CONSUMERS + (SPLIT ? 2 : WARPGROUPS) * 32)
+#define SCORERS_BARRIER 10
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -1e30f
@@ -94,13 +118,8 @@ struct Place {  // of a thread
 };
 
 // Descriptor of a B operand: steps between 8 values of k, and between 8 columns, in 16 bytes.
-#ifdef SWAP_STRIDES
-#define STEPS (8u << 16)
-#define OTHER_STEP HEADS
-#else
 #define STEPS ((u32)HEADS << 16)
 #define OTHER_STEP 8
-#endif
 DEVICE u32 descriptor(u32 address) { return address >> 4 | STEPS; }
 DEVICE u64 operand(u32 descriptor_low, u32 tile) { return join(descriptor_low + tile * (TILE / 16), OTHER_STEP); }
 DEVICE u64 query_tile(u32 tile) { return operand(descriptor(SHARED_BASE + AT_QUERY), tile); }
@@ -109,8 +128,8 @@ DEVICE u32 element(u32 k, u32 n) { return (k / 8) * (HEADS * 16) + n * 16 + (k %
 DEVICE void find_place(Place& at) {
   u32 lane = thread_index() % 32, warp = uniform(thread_index() / 32);
   at.lane = lane, at.row = lane / 4, at.pair = lane % 4, at.warp = warp % 4, at.group = warp / 4;
-  at.bound = SHARED_BASE + AT_BOUND + at.group * HEADS * 8;
-  at.p_tile = SHARED_BASE + AT_P + at.group * 8 * TILE;
+  at.bound = SHARED_BASE + AT_BOUND + (SPLIT ? 0 : at.group) * HEADS * 8;
+  at.p_tile = SHARED_BASE + AT_P + (SPLIT ? 0 : at.group) * 8 * TILE;
 
   u32 token = at.warp * 16 + lane % 16, eighth = lane % 8, half = lane / 16;
   at.score_rows = kept(token * 128 + (half ^ eighth) * 16);

@@ -1,42 +1,5 @@
 // Rows in bf16: the window and the sinks. Operands come straight from global memory.
 
-struct Row {
-  u64 address;  // 0: there is none
-  int token;
-};
-
-struct Window {  // of a sequence: tokens from `start` on, then the sinks
-  int start, length, sinks, sink_page;
-};
-
-DEVICE Window find_window(const Arguments& p, int b) {
-  Window w;
-  w.length = p.lengths[(i64)b * p.lengths_stride], w.sink_page = p.sink_pages[(i64)b * p.sink_stride];
-  w.sinks = w.sink_page >= 0 ? min(p.num_sinks, w.length) : 0;
-  w.start = max(packed_length(p, b), w.sinks);
-  return w;
-}
-
-DEVICE Row find_row(const Arguments& p, const Window& w, int b, int i) {
-  int recent = w.length - w.start, token = i < recent ? w.start + i : i - recent;
-  if (i >= recent + w.sinks) return Row{0, 0x7fffffff};
-  i64 page = w.sink_page, within = token;
-  if (i < recent) {
-    page = p.window_table[b * p.window_table_stride + token / p.window_page_size % p.window_width];
-    within = token % p.window_page_size;
-  }
-  return Row{(u64)(p.window + page * p.window_page_stride + within * p.window_row_stride), token};
-}
-
-// All rows on their way to L2, while the query is being prepared.
-DEVICE void prefetch_rows(const Arguments& p, const Window& w, int b) {
-  for (int i = thread_index(); i < w.length - w.start + w.sinks; i += CONSUMERS) {
-    u64 row = find_row(p, w, b, i).address;
-#pragma unroll
-    for (int line = 0; line < (LATENT + ROPE) * 2 / 128; line++) prefetch(row + line * 128);
-  }
-}
-
 // Addresses and tokens of rows 64 block to 64 block + 63.
 DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
   u32 i = thread_index() % 128;
@@ -51,7 +14,7 @@ DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int 
 
 DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   float odd[H2];
-  u64 upper = row_address(at, at.warp * 16 + at.row), lower = row_address(at, at.warp * 16 + at.row + 8);
+  u64 upper = row_address(at.group, at.warp * 16 + at.row), lower = row_address(at.group, at.warp * 16 + at.row + 8);
 #pragma unroll
   for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
   score_content_rows(at, upper, lower, s, odd);
@@ -86,7 +49,7 @@ DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int token = 0; token < 2; token++) {
-        u64 row = row_address(at, k * 16 + at.pair * 2 + i / 2 * 8 + token);
+        u64 row = row_address(at.group, k * 16 + at.pair * 2 + i / 2 * 8 + token);
 #pragma unroll
         for (int half = 0; half < 2; half++)
           x[half][i][token] = global_8(row, output_channel(at.warp * 16 + at.row + i % 2 * 8, half));

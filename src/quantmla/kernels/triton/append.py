@@ -44,20 +44,34 @@ def _page_rows(
     sequence, position = last
     back = PAGE.TOKENS - 1 - tl.arange(0, PAGE.TOKENS)
     row = last_row - back
-    here = (row >= 0) & (tl.load(sequences + row, mask=row >= 0, other=-1) == sequence)
-    source = rows + row.to(tl.int64) * stride
-    new = tl.load(source[:, None] + channel[None, :], mask=here[:, None], other=0.0)
-    kept, _page = window_rows(window, table, position - back, here == 0)
-    place = window_at + channel[None, :]
-    old = tl.load(kept[:, None] + place, mask=(here == 0)[:, None], other=0.0)
-    return tl.where(here[:, None], new.to(tl.float32), old.to(tl.float32))
+    first = last_row - (PAGE.TOKENS - 1)
+    whole = False  # all of it is in this call, as in a prompt
+    if first >= 0:
+        whole = tl.load(sequences + first) == sequence
+    if whole:
+        source = rows + row.to(tl.int64) * stride
+        x = tl.load(source[:, None] + channel[None, :])
+    else:
+        here = (row >= 0) & (tl.load(sequences + row, mask=row >= 0, other=-1) == sequence)
+        source = rows + row.to(tl.int64) * stride
+        new = tl.load(source[:, None] + channel[None, :], mask=here[:, None], other=0.0)
+        kept, _page = window_rows(window, table, position - back, here == 0)
+        place = window_at + channel[None, :]
+        old = tl.load(kept[:, None] + place, mask=(here == 0)[:, None], other=0.0)
+        x = tl.where(here[:, None], new, old)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _next_end(ends, index, after, BLOCK: tl.constexpr):
+    """The first row after `after` that ends a page; BLOCK if there is none."""
+    return tl.min(tl.where(ends & (index > after), index, BLOCK), 0)
 
 
 @triton.jit(
     do_not_specialize=[
         "num_rows",
         "sink_tokens",
-        "window_tokens",
         "window_table_width",
         "stride_table",
         "stride_window_table",
@@ -76,7 +90,6 @@ def append_rows(
     sink_pages,
     num_rows,
     sink_tokens,
-    window_tokens,
     window_table_width,
     content_clip,
     rope_clip,
@@ -88,6 +101,7 @@ def append_rows(
     stride_window_row,
     stride_window_table,
     stride_sink,
+    WINDOW_TOKENS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -96,7 +110,7 @@ def append_rows(
     part = tl.program_id(1)
     row = first + tl.arange(0, BLOCK)
     tokens = (sequences, positions, num_rows)
-    rows = (window, stride_window_page, stride_window_row, window_tokens, window_table_width)
+    rows = (window, stride_window_page, stride_window_row, WINDOW_TOKENS, window_table_width)
     tables = (window_table, stride_window_table)
     sinks = (sink_pages, stride_sink, sink_tokens)
     channel = part * PAGE.GROUP + tl.arange(0, PAGE.GROUP)
@@ -105,13 +119,18 @@ def append_rows(
         _copy_rows(latent, stride_latent, tokens, row, channel, rows, tables, sinks, 0)
     else:
         _copy_rows(k_rope, stride_rope, tokens, row, rope_channel, rows, tables, sinks, PAGE.RANK)
-    for end in range(first, tl.minimum(first + BLOCK, num_rows)):
+    index = tl.arange(0, BLOCK)
+    sequence_of = tl.load(sequences + row, mask=row < num_rows, other=-1)
+    position_of = tl.load(positions + row, mask=sequence_of >= 0, other=0)
+    ends = (sequence_of >= 0) & (position_of % PAGE.TOKENS == PAGE.TOKENS - 1)
+    at = _next_end(ends, index, -1, BLOCK)
+    while at < BLOCK:
+        end = first + at
+        at = _next_end(ends, index, at, BLOCK)
         sequence = tl.load(sequences + end)
         position = tl.load(positions + end)
-        number = -1
-        if (sequence >= 0) & (position % PAGE.TOKENS == PAGE.TOKENS - 1):
-            entry = block_table + sequence.to(tl.int64) * stride_table
-            number = tl.load(entry + position // PAGE.TOKENS)
+        entry = block_table + sequence.to(tl.int64) * stride_table
+        number = tl.load(entry + position // PAGE.TOKENS)
         if number >= 0:
             page = pages + number.to(tl.int64) * stride_page
             table = window_table + sequence.to(tl.int64) * stride_window_table

@@ -47,7 +47,6 @@ def _packed_channels(
         "num_rows",
         "recent_window",
         "sink_tokens",
-        "window_tokens",
         "window_table_width",
         "stride_table",
         "stride_window_table",
@@ -68,7 +67,6 @@ def gather_rows(
     num_rows,
     recent_window,
     sink_tokens,
-    window_tokens,
     window_table_width,
     stride_out,
     stride_page,
@@ -77,6 +75,7 @@ def gather_rows(
     stride_window_row,
     stride_window_table,
     stride_sink,
+    WINDOW_TOKENS: tl.constexpr,
     STARTS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -97,7 +96,7 @@ def gather_rows(
     packed = real & old & (sink == 0)
     plain = real & (packed == 0)
 
-    rows = (window, stride_window_page, stride_window_row, window_tokens, window_table_width)
+    rows = (window, stride_window_page, stride_window_row, WINDOW_TOKENS, window_table_width)
     table = window_table + sequence.to(tl.int64) * stride_window_table
     bf16_row, _page = window_rows(rows, table, position, plain & (sink == 0))
     bf16_row = tl.where(sink, sink_rows(rows, sink_page, position), bf16_row)[:, None]

@@ -33,7 +33,6 @@ def _cache(view: CacheView) -> dict[str, object]:
         "window_table": view.window_table_BW,
         "sink_pages": view.sink_pages_B,
         "sink_tokens": view.fmt.num_sink_tokens,
-        "window_tokens": view.window_page_size,
         "window_table_width": view.window_table_BW.shape[1],
         "stride_page": view.pages_JY.stride(0),
         "stride_table": view.block_table_BJ.stride(0),
@@ -85,6 +84,7 @@ def decode_launches(
             **dict(zip(("stride_qb", "stride_qs", "stride_qn"), q.stride(), strict=False)),
             **dict(zip(("stride_rb", "stride_rs", "stride_rn"), q_rope.stride(), strict=False)),
             **partials,
+            "window_tokens": view.window_page_size,
             **_cache(view),
             **_lengths(view),
         },
@@ -137,6 +137,7 @@ def append_launch(rows: Rows, tokens: Tokens, view: CacheView) -> Launch:
             **_cache(view),
         },
         constants={
+            "WINDOW_TOKENS": view.window_page_size,
             "BLOCK": block,
             "PAGE": shape,
         },
@@ -160,6 +161,7 @@ def gather_launch(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Launch:
         },
         constants={
             "BLOCK": GATHER_BLOCK,
+            "WINDOW_TOKENS": view.window_page_size,
             "STARTS": view.window_start_B is not None,
             "PAGE": shape,
         },

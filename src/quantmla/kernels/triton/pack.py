@@ -1,6 +1,10 @@
 """Quantising and packing a page's rows: quant/affine.py step by step, so that bytes agree.
 
-float32 with IEEE division and rounding half to even throughout.
+float32 with IEEE division and rounding half to even, but for the content's codes. There a value
+has 8 significant bits and a scale 11, so that a quotient below 2**8 either is half an integer or is
+at least 2**-12 away from one: rounded to multiples of 2**-14 first, a product with an approximate
+reciprocal rounds to the same integer. (|value - (k + 1/2) scale| is 0 or at least half the scale's
+last place, 2**-12 of it.) Larger quotients, of scales at float16's limit, are beyond the codes.
 """
 
 import triton
@@ -11,6 +15,9 @@ MAX_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(
     12582912.0
 )  # 1.5 * 2**23: adding it rounds a float32 to integer, half to even
+
+
+GRID = tl.constexpr(768.0)  # 1.5 * 2**9: adding it rounds to multiples of 2**-14
 
 
 @triton.jit
@@ -52,16 +59,27 @@ def _pack_words(x, scale, zero, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BI
 
 
 @triton.jit
+def _pack_content(x, scale, zero, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.constexpr):
+    """As `_pack_words`, of bf16 values x [TOKENS, CHANNELS] with scale and zero [TOKENS]."""
+    PER: tl.constexpr = 32 // BITS
+    least = ROUNDER - zero  # what code 0 is before the zero point is added
+    inverse = tl.broadcast_to((1.0 / scale)[:, None], [TOKENS, CHANNELS])
+    grid = tl.fma(x, inverse, tl.full([TOKENS, CHANNELS], GRID, tl.float32))
+    code = grid + (ROUNDER - GRID)
+    code = tl.minimum(tl.maximum(code, least[:, None]), (least + (2.0**BITS - 1.0))[:, None])
+    fields = tl.reshape(code.to(tl.int32, bitcast=True), [TOKENS, CHANNELS // PER, PER])
+    words = tl.sum(fields << (tl.arange(0, PER) * BITS)[None, None, :], axis=2)
+    ones: tl.constexpr = 0x11111111 if BITS == 4 else 0x55555555  # each field's lowest bit
+    return words - (least.to(tl.int32, bitcast=True) * ones)[:, None]
+
+
+@triton.jit
 def write_group(page, x, group, clip, PAGE: tl.constexpr):
     """One content group [TOKENS, GROUP] of a page: codes, scales and zero points."""
-    TOKENS: tl.constexpr = PAGE.TOKENS
-    GROUP: tl.constexpr = PAGE.GROUP
     WORDS: tl.constexpr = PAGE.GROUP * PAGE.BITS // 32
     token = tl.arange(0, PAGE.TOKENS)
     scale, zero = _scale_and_zero(tl.min(x, 1), tl.max(x, 1), clip, PAGE.BITS)
-    wide_scale = tl.broadcast_to(scale[:, None], [TOKENS, GROUP])
-    wide_zero = tl.broadcast_to(zero[:, None], [TOKENS, GROUP])
-    words = _pack_words(x, wide_scale, wide_zero, PAGE.TOKENS, PAGE.GROUP, PAGE.BITS)
+    words = _pack_content(x, scale, zero, PAGE.TOKENS, PAGE.GROUP, PAGE.BITS)
     row = page.to(tl.pointer_type(tl.int32)) + token * (PAGE.RANK * PAGE.BITS // 32)
     tl.store(row[:, None] + group * WORDS + tl.arange(0, WORDS)[None, :], words)
     place = group * PAGE.TOKENS + token

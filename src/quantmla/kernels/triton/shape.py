@@ -1,6 +1,6 @@
 """Sizes of a page in the words that the kernels read, from the layout and nothing else."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from quantmla.cache.view import CacheView
 
@@ -8,8 +8,11 @@ WORD_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageShape:
-    """One compile-time constant of a kernel; offsets are bytes from a page's start."""
+class PageShape(dict[str, int]):
+    """One compile-time constant of a kernel; offsets are bytes from a page's start.
+
+    A dict of its fields too: who watches Triton's compiler (vLLM does) writes constants as JSON.
+    """
 
     RANK: int  # latent channels
     ROPE: int  # rope channels
@@ -23,6 +26,9 @@ class PageShape:
     ZEROS_AT: int
     MEAN_AT: int
     BYTES: int
+
+    def __post_init__(self) -> None:
+        self.update(asdict(self))
 
     @property
     def PLANES(self) -> int:

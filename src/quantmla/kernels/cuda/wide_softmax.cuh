@@ -1,0 +1,121 @@
+// Probabilities of a step, 64 tokens, under a maximum that is seldom raised. Steps are taken in turn by
+// the two consumers, even steps by the first: a step's maximum follows from those of all steps before.
+
+DEVICE u32 published(u32 step) { return SHARED_BASE + AT_PUBLISHED + step % 2 * 8; }
+DEVICE u32 freed(u32 step) { return SHARED_BASE + AT_FREE + step % 2 * 8; }
+DEVICE u32 raised(u32 step) { return SHARED_BASE + AT_RAISED + step % 2 * (HEADS * 4); }
+DEVICE u32 is_raised(u32 step) { return SHARED_BASE + AT_IS_RAISED + step % 2 * 4; }
+DEVICE void await_published(u32 step) { barrier_wait(published(step), step / 2 % 2); }
+DEVICE void await_freed(u32 step) { barrier_wait(freed(step), step / 2 % 2 ^ 1); }
+
+// s * factor - maximum; returns the largest.
+DEVICE float weigh(const Place& at, const float (&s)[H2], float (&x)[H2]) {
+  float most = -INFINITE;
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    V4 b = lds128(at.bound + j * 64);
+    float f0 = as_float(b.x), m0 = as_float(b.y), f1 = as_float(b.z), m1 = as_float(b.w);
+    x[4 * j] = s[4 * j] * f0 - m0, x[4 * j + 1] = s[4 * j + 1] * f1 - m1;
+    x[4 * j + 2] = s[4 * j + 2] * f0 - m0, x[4 * j + 3] = s[4 * j + 3] * f1 - m1;
+    most = fmaxf(most, fmaxf(fmaxf(x[4 * j], x[4 * j + 1]), fmaxf(x[4 * j + 2], x[4 * j + 3])));
+  }
+  return most;
+}
+
+DEVICE float warp_rows_max(float x) {
+  x = fmaxf(x, shuffle_xor(x, 4)), x = fmaxf(x, shuffle_xor(x, 8));
+  return fmaxf(x, shuffle_xor(x, 16));
+}
+
+// The rare case: raises the maximum, and says what that does to all that was summed under the old one.
+// The maximum that a part starts with is none, and is always replaced.
+DEVICE void raise_bounds(const Place& at, u32 step, bool first, float (&s)[H2]) {
+  u32 reduce = SHARED_BASE + AT_REDUCE;
+  await_freed(step);
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    float x = warp_rows_max(fmaxf(s[4 * j], s[4 * j + 2])), y = warp_rows_max(fmaxf(s[4 * j + 1], s[4 * j + 3]));
+    u32 to = reduce + (at.warp * HEADS + j * 8 + at.pair * 2) * 4;
+    if (at.lane < 4) sts_float(to, x), sts_float(to + 4, y);
+  }
+  sync_named(1 + at.group, 128);
+  u32 n = thread_index() % 128, bound = SHARED_BASE + AT_BOUND + n * 8 + 4;
+  if (n < HEADS) {
+    float more = first ? LOWEST : 0;
+    for (int w = 0; w < 4; w++) more = fmaxf(more, lds_float(reduce + (w * HEADS + n) * 4) - RAISE_ABOVE);
+    sts_float(bound, lds_float(bound) + more);
+    sts_float(raised(step) + n * 4, first ? 1.0f : exp2_fast(-more));
+    sts_float(reduce + n * 4, more);
+  }
+  sync_named(1 + at.group, 128);
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    V2 more = lds64(reduce + (j * 8 + at.pair * 2) * 4);
+    s[4 * j] -= as_float(more.x), s[4 * j + 1] -= as_float(more.y);
+    s[4 * j + 2] -= as_float(more.x), s[4 * j + 3] -= as_float(more.y);
+  }
+}
+
+// Probabilities of columns 8 j and on, for j in a part of 0 to 7.
+template <int from, int upto> DEVICE void exponentiate(const float (&s)[H2], u32 (&p)[H2 / 2]) {
+#pragma unroll
+  for (int i = 2 * from; i < 2 * upto; i++) p[i] = pack_half2(exp2_fast(s[2 * i]), exp2_fast(s[2 * i + 1]));
+}
+
+DEVICE void publish(const Place& at, u32 step, bool raise, const u32 (&p)[H2 / 2]) {
+  await_freed(step);
+  // 8x8 blocks of the B operands [token][head]: rows of 8 tokens of one head
+#pragma unroll
+  for (int j = 0; j < HEADS / 16; j++) stmatrix_transposed(at.p_store + j * 256, V4{p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]});
+  fence_async_proxy();
+  if (at.warp == 0 && at.lane == 0) sts32(is_raised(step), raise);
+  sync_warp();
+  barrier_arrive(published(step), at.lane == 0);
+}
+
+// What was summed so far comes under a step's maximum.
+DEVICE void lower_output(const Place& at, u32 step, float (&o)[4][H2]) {
+  mma_wait<0>();
+  settle_output(o);
+#pragma unroll
+  for (int j = 0; j < HEADS / 8; j++) {
+    V2 f = lds64(raised(step) + (j * 8 + at.pair * 2) * 4);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      o[i][4 * j] *= as_float(f.x), o[i][4 * j + 1] *= as_float(f.y);
+      o[i][4 * j + 2] *= as_float(f.x), o[i][4 * j + 3] *= as_float(f.y);
+    }
+  }
+}
+
+DEVICE void await_step(const Place& at, u32 step, float (&o)[4][H2]) {
+  await_published(step);
+  if (vote(lds32(is_raised(step)))) lower_output(at, step, o);
+}
+
+DEVICE void leave_step(const Place& at, u32 step) {
+  sync_warp();
+  barrier_arrive(freed(step), at.lane == 0);
+}
+
+// One warp adds up what the consumers publish, two heads a lane.
+DEVICE void add_up(u32 lane, u32 steps, u32& step, float (&sum)[2]) {
+  for (u32 end = step + steps; step < end; step++) {
+    barrier_sleep(published(step), step / 2 % 2);
+    bool scaled = lds32(is_raised(step));
+    u32 tiles = SHARED_BASE + AT_P + step % 2 * (4 * TILE);
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+      u32 n = lane + h * 32;
+      if (scaled) sum[h] *= lds_float(raised(step) + n * 4);
+#pragma unroll
+      for (u32 i = 0; i < 8; i++) {
+        V4 x = lds128(tiles + i / 2 * TILE + element(i % 2 * 8, n));
+        u32 y = hadd2(x.x, x.y), z = hadd2(x.z, x.w);  // at most 2^15
+        sum[h] += (half_low(y) + half_high(y)) + (half_low(z) + half_high(z));
+      }
+    }
+    sync_warp();
+    barrier_arrive(freed(step), lane == 0);
+  }
+}

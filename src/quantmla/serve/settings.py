@@ -1,0 +1,43 @@
+"""What a fused checkpoint's config.json says to the engines that serve it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quantmla.errors import UsageError, require
+from quantmla.quant.mixed import ModelFormat, format_from_json
+
+CONFIG_KEY = "quantmla_config"
+CONFIG_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """How the caches of a checkpoint are stored."""
+
+    fmt: ModelFormat
+    ignored_layers: tuple[int, ...]  # indices of the caches that stay in bf16
+
+
+def cache_settings(config: Any) -> CacheSettings:
+    """Settings under `quantmla_config` of a transformers config.
+
+    UsageError where there are none, or of another version.
+    """
+    data = getattr(config, CONFIG_KEY, None)
+    require(
+        isinstance(data, Mapping),
+        f"config.json has no {CONFIG_KEY}: the model is not fused",
+        UsageError,
+    )
+    assert isinstance(data, Mapping)
+    require(
+        data.get("version") == CONFIG_VERSION,
+        f"{CONFIG_KEY} version {data.get('version')!r} is not {CONFIG_VERSION}, "
+        "the one this release reads",
+        UsageError,
+    )
+    return CacheSettings(
+        fmt=format_from_json(data["format"]),
+        ignored_layers=tuple(data.get("ignored_layers", ())),
+    )

@@ -1,0 +1,172 @@
+"""Metadata of a step for both groups of the pool, built once and read by every layer.
+
+What a captured decode step reads lies in buffers that stay where they are; the engine's own tables,
+lengths and slots do too.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from quantmla.kernels.api import Tokens
+from quantmla.serve.vllm.engine import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+    QueryLenSupport,
+    VllmConfig,
+    init_logger,
+)
+from quantmla.serve.vllm.pool import MAX_DRAFTS
+from quantmla.serve.vllm.step import (
+    Padding,
+    context_tokens,
+    kept_only,
+    locate_decodes,
+    locate_tokens,
+    pad_queries,
+    window_starts,
+)
+from quantmla.serve.vllm.warmup import describe, warm_up
+
+logger = init_logger("vllm.quantmla")
+
+
+@dataclass
+class PackedMetadata(MLACommonMetadata):
+    """vLLM's, and where every token of the step and of its context lies."""
+
+    block_table: Tensor | None = None
+    lengths: Tensor | None = None  # with the step's tokens
+    tokens: Tokens | None = None  # of the step
+    padding: Padding | None = None  # of decodes, where their query lengths differ
+    context_lengths: Tensor | None = None  # of prefills: tokens before the step
+    context_tokens: list[Tokens] = field(default_factory=list)  # by chunk of context
+
+    def __post_init__(self) -> None:
+        """Any size of head: vLLM's list is of its own kernels."""
+
+
+@dataclass
+class WindowMetadata(AttentionMetadata):
+    """Where the bf16 rows of every sequence lie; its first window page is never given back."""
+
+    table: Tensor
+    sink_pages: Tensor
+    starts: Tensor  # see step.window_starts
+
+
+class PackedBuilder(MLACommonMetadataBuilder):
+    """Queries of up to 1 + drafts tokens go to the decode kernel, longer ones are prefills."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, PackedMetadata)
+        most = vllm_config.scheduler_config.max_num_batched_tokens
+        self.tokens = Tokens(*torch.full((2, most), -1, dtype=torch.int32, device=device))
+        most_rows = max(most, self.chunked_prefill_workspace_size)
+        self.rows = torch.arange(most_rows, dtype=torch.int32, device=device)
+        layers = vllm_config.compilation_config.static_forward_context
+        layout = layers[layer_names[0]].window.layout
+        kernels = warm_up(layout, self.num_heads, most, device)
+        pages = vllm_config.cache_config.num_gpu_blocks
+        logger.info_once(f"{describe(layout, pages, len(layer_names))}; {kernels}")
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> PackedMetadata:
+        common = common_attn_metadata
+        metadata = super().build(common_prefix_len, common, fast_build)
+        count = common.num_actual_tokens
+        lengths, slots = common.seq_lens[: common.num_reqs], common.slot_mapping[:count]
+        if common.max_query_len == 1 and count == common.num_reqs:
+            found = locate_decodes(lengths, slots, self.rows[:count])
+        else:
+            ends = common.query_start_loc[1 : common.num_reqs + 1]
+            found = locate_tokens(ends, lengths, slots, self.rows[:count])
+        for kept, new in zip(self.tokens, found, strict=True):
+            kept[:count].copy_(new)
+        metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
+        metadata.block_table, metadata.lengths = common.block_table_tensor, lengths
+        self._pad_decodes(metadata, common)
+        if metadata.prefill is not None and metadata.prefill.chunked_context is not None:
+            self._add_context(metadata, common)
+        return metadata
+
+    def _pad_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
+        """Nothing to do where all have the same length, as in every captured step."""
+        count, rows = metadata.num_decodes, metadata.num_decode_tokens
+        if count == rows:
+            return
+        longest = int(common.query_start_loc_cpu[: count + 1].diff().max())
+        if count * longest != rows:
+            start = common.query_start_loc
+            assert metadata.tokens is not None
+            sequences = metadata.tokens.sequence_T[:rows]
+            metadata.padding = pad_queries(start[:count], start[1 : count + 1], sequences, longest)
+
+    def _add_context(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
+        first, start = metadata.num_decodes, common.query_start_loc
+        query_lengths = start[first + 1 : common.num_reqs + 1] - start[first : common.num_reqs]
+        assert metadata.lengths is not None
+        metadata.context_lengths = metadata.lengths[first:] - query_lengths
+        context = metadata.prefill.chunked_context
+        for i, count in enumerate(context.seq_tot):
+            sequence = context.token_to_seq[i][:count]
+            metadata.context_tokens.append(
+                context_tokens(
+                    sequence, context.starts[i], context.cu_seq_lens[i][:-1], self.rows[:count]
+                )
+            )
+
+
+class WindowBuilder(AttentionMetadataBuilder):
+    """Of the group of window pages, whose layers have no attention of their own."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    reorder_batch_threshold = None
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.layout = vllm_config.compilation_config.static_forward_context[layer_names[0]].layout
+        most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
+        self.starts = torch.zeros(most, dtype=torch.int32, device=device)
+        self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> WindowMetadata:
+        common, count = common_attn_metadata, common_attn_metadata.num_reqs
+        table = common.block_table_tensor
+        if self.reuses_prefixes:  # else no window is ever lost
+            start = common.query_start_loc
+            context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
+            self.starts[:count].copy_(window_starts(context, table, self.layout))
+        if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
+            table = kept_only(table)
+        return WindowMetadata(table, table[:, 0], self.starts[:count])

@@ -1,0 +1,98 @@
+"""How one layer's tokens lie in an engine's pool, whose pages all have the same bytes.
+
+Two groups of pages share the pool: packed pages of `page_size` tokens, and window pages, which hold
+as many bf16 rows (a power of two, M) as fit into the same bytes. M divides page_size, so that a
+window never begins within a window page.
+"""
+
+from dataclasses import dataclass
+
+from quantmla.errors import UsageError, require
+from quantmla.quant.format import CacheFormat
+from quantmla.quant.layout import bf16_row_bytes, page_layout
+from quantmla.quant.page import require_byte_layout
+
+MAX_DRAFTS = 15  # tokens of a request that one step may take back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLayout:
+    """Sizes of both groups; tokens, except where the name says bytes or pages."""
+
+    fmt: CacheFormat
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    page_bytes: int
+    window_page_size: int
+
+    @property
+    def recent_window(self) -> int:
+        assert self.fmt.recent_window is not None
+        return self.fmt.recent_window
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of one layer, packed."""
+        return self.page_bytes // self.fmt.page_size
+
+    @property
+    def kept_tokens(self) -> int:
+        """Last tokens whose bf16 rows some later step may read: the unfinished page among them."""
+        return self.recent_window + self.fmt.page_size
+
+    @property
+    def refreshed_tokens(self) -> int:
+        """Whole pages that hold the recent window of a prefix that ends on a page border."""
+        return -(-self.recent_window // self.fmt.page_size) * self.fmt.page_size
+
+    @property
+    def sink_window_pages(self) -> int:
+        """Window pages that a request keeps for its first tokens."""
+        return 1 if self.fmt.num_sink_tokens else 0
+
+    def packed_pages(self, tokens: int) -> int:
+        """Pages of the packed group for a request of so many tokens."""
+        return -(-tokens // self.fmt.page_size)
+
+    def window_pages(self, batches_in_flight: int, max_tokens: int) -> int:
+        """Most window pages that a request holds at once.
+
+        A step takes pages for the tokens that are still in the window when it ends; those of the
+        steps before it, which may be in flight, are freed later.
+        """
+        once = -(-(self.kept_tokens + MAX_DRAFTS) // self.window_page_size) + 1
+        peak = (1 + batches_in_flight) * once + self.sink_window_pages
+        return min(peak, -(-max_tokens // self.window_page_size))
+
+
+def pool_layout(fmt: CacheFormat, kv_lora_rank: int, qk_rope_head_dim: int) -> PoolLayout:
+    """The layout for one format and size of MLA; UsageError where a pool cannot hold it."""
+    require_byte_layout(fmt)
+    require(
+        fmt.recent_window is not None,
+        "an unprotected cache format (recent_window None) is for evaluation only, not served",
+        UsageError,
+    )
+    page_bytes = page_layout(kv_lora_rank, qk_rope_head_dim, fmt).page_bytes
+    require(
+        page_bytes % fmt.page_size == 0,
+        f"a page of {page_bytes} bytes does not divide into {fmt.page_size} tokens",
+        UsageError,
+    )
+    rows = page_bytes // bf16_row_bytes(kv_lora_rank, qk_rope_head_dim)
+    size = 1
+    while 2 * size <= rows and fmt.page_size % (2 * size) == 0:
+        size *= 2
+    require(
+        fmt.num_sink_tokens <= size,
+        f"{fmt.num_sink_tokens} sink tokens do not fit a window page of {size} tokens, "
+        f"as large as a page of {fmt.name}",
+        UsageError,
+    )
+    return PoolLayout(
+        fmt=fmt,
+        kv_lora_rank=kv_lora_rank,
+        qk_rope_head_dim=qk_rope_head_dim,
+        page_bytes=page_bytes,
+        window_page_size=size,
+    )

@@ -1,0 +1,204 @@
+"""The bf16 window in vLLM's pool: what a layer asks for, and which pages a request keeps.
+
+Window pages hold the rows of the last tokens and of the first ones (sinks). A chunk of a prompt
+takes pages only for the tokens that will still be in the window when the chunk is done: the others
+are packed from the step's own rows and leave a null page in the table.
+
+A prefix hit ends on a page border. If the rows before the border are still there, decode reads
+what it read then. If not, the hit is shortened by the recent window: those tokens are computed
+again, on packed pages and sinks alone, and leave their rows. So every token that is new sees its
+recent window in bf16, and a hit is never lost to the window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from typing_extensions import override
+
+from quantmla.serve.vllm.engine import (
+    KVCacheSpecRegistry,
+    SlidingWindowManager,
+    SlidingWindowMLASpec,
+    resolve_block_hashes,
+)
+from quantmla.serve.vllm.pool import MAX_DRAFTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSpec(SlidingWindowMLASpec):
+    """bf16 rows of one layer; `sliding_window` is the pool layout's kept_tokens."""
+
+    refreshed_tokens: int
+    sink_pages: int
+    max_pages: int  # that a request holds at once, at most
+
+    def max_admission_blocks_per_request(
+        self, max_in_flight_tokens: int, max_model_len: int
+    ) -> int:
+        del max_in_flight_tokens  # a chunk's rows are not kept
+        return min(self.max_pages, -(-max_model_len // self.block_size))
+
+    @classmethod
+    def merge(cls, specs: "list[WindowSpec]") -> "WindowSpec":
+        assert all(spec == specs[0] for spec in specs), "window specs of one group differ"
+        return replace(specs[0])
+
+
+class WindowBlocks(SlidingWindowManager):
+    """Window pages of every request."""
+
+    def __init__(self, kv_cache_spec: WindowSpec, **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, **kwargs)
+        self.cleared: dict[str, int] = {}  # pages before this one are freed, sinks apart
+
+    def _first_kept(self, num_tokens: int) -> int:
+        """First page that is still read after a step that ends at `num_tokens`, drafts included."""
+        return max(0, num_tokens - self.sliding_window - MAX_DRAFTS) // self.block_size
+
+    def _wanted(self, held: int, num_tokens: int, num_tokens_main_model: int) -> list[bool]:
+        """For each page from number `held` on: whether it is taken from the pool."""
+        first = self._first_kept(num_tokens_main_model)
+        sinks = self.kv_cache_spec.sink_pages
+        total = -(-num_tokens // self.block_size)
+        return [i < sinks or i >= first for i in range(held, total)]
+
+    @override
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[Any],
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        held = len(self.req_to_blocks.get(request_id, ())) + len(new_computed_blocks)
+        new = sum(self._wanted(held, num_tokens, num_tokens_main_model))
+        if apply_admission_cap and self._max_admission_blocks_per_request is not None:
+            new = min(new, self._max_admission_blocks_per_request)
+        return new + self._get_num_evictable_blocks(new_computed_blocks)
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[Any]:
+        blocks = self.req_to_blocks[request_id]
+        wanted = self._wanted(len(blocks), num_tokens, num_tokens_main_model)
+        fresh = iter(self.block_pool.get_new_blocks(sum(wanted)) if any(wanted) else ())
+        new = [next(fresh) if want else self._null_block for want in wanted]
+        blocks.extend(new)
+        return new
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[Any],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        assert num_external_computed_tokens == 0, "KV connectors are refused at start"
+        assert not self.req_to_blocks[request_id]
+        self.block_pool.touch([block for block in new_computed_blocks if not block.is_null])
+        self.req_to_blocks[request_id].extend(new_computed_blocks)
+        self.num_cached_block[request_id] = len(new_computed_blocks)
+
+    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
+        """Null pages may lie between pages, so all are looked at, each once."""
+        blocks = self.req_to_blocks.get(request_id)
+        if not blocks:
+            return
+        sinks, cleared = self.kv_cache_spec.sink_pages, self.cleared.get(request_id, 0)
+        freed = []
+        for i in range(max(first_block, sinks, cleared), min(last_block, len(blocks))):
+            if not blocks[i].is_null:
+                freed.append(blocks[i])
+                blocks[i] = self._null_block
+        self.cleared[request_id] = max(cleared, min(last_block, len(blocks)))
+        self.block_pool.free_blocks(reversed(freed))
+
+    def pop_blocks_for_free(self, request_id: str) -> list[Any]:
+        self.cleared.pop(request_id, None)
+        return super().pop_blocks_for_free(request_id)
+
+    @classmethod
+    @override
+    def find_longest_cache_hit(
+        cls,
+        block_hashes: Any,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: Any,
+        kv_cache_spec: WindowSpec,
+        drop_eagle_block: bool,
+        alignment_tokens: int,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+    ) -> tuple[tuple[list[Any], ...], int]:
+        assert not drop_eagle_block, "drafters with a cache are refused at start"
+        assert dcp_world_size == pcp_world_size == 1, "context parallelism is refused at start"
+        hashes = resolve_block_hashes(
+            block_hashes, block_pool.hash_block_size, kv_cache_spec.block_size
+        )
+
+        def cached(index: int) -> Any:
+            return block_pool.get_cached_block(hashes[index], kv_cache_group_ids)
+
+        return longest_hit(
+            cached,
+            block_pool.null_block,
+            kv_cache_spec,
+            (
+                max_length // alignment_tokens * alignment_tokens,
+                alignment_tokens,
+                len(kv_cache_group_ids),
+            ),
+        )
+
+    @classmethod
+    def reachable_block_mask(cls, start_block: int, *args: Any, **kwargs: Any) -> Any:
+        """With sparse retention, too, a prefix needs its sinks."""
+        mask = super().reachable_block_mask(start_block, *args, **kwargs)
+        if mask and start_block < kwargs["kv_cache_spec"].sink_pages:
+            mask[0] = True
+        return mask
+
+
+def longest_hit(
+    cached: Any, null_block: Any, spec: WindowSpec, bounds: tuple[int, int, int]
+) -> tuple[tuple[list[Any], ...], int]:
+    """Pages by group and tokens of the hit; `cached` gives page i of every group, or None.
+
+    `bounds` are the longest hit, a multiple of the alignment, the alignment, and the groups.
+    """
+    longest, alignment, groups = bounds
+    none: tuple[list[Any], ...] = tuple([] for _ in range(groups))
+    found = {i: cached(i) for i in range(spec.sink_pages)} if longest else {}
+    if not longest or not all(found.values()):
+        return none, 0
+    shortest = max(0, longest - spec.refreshed_tokens)
+    for length in range(longest, shortest - 1, -alignment):
+        first = max(0, length - spec.refreshed_tokens) // spec.block_size
+        pages = range(length // spec.block_size - 1, first - 1, -1)
+        window = {}
+        for i in pages:
+            window[i] = cached(i)
+            if not window[i]:
+                break
+        else:
+            break
+    else:
+        length, window = shortest, {}
+    if length == 0:
+        return none, 0
+    found |= window
+    return tuple(
+        [found[i][g] if i in found else null_block for i in range(length // spec.block_size)]
+        for g in range(groups)
+    ), length
+
+
+def install() -> None:
+    """Tells vLLM who manages window pages; its own kinds come first, or they would be missing."""
+    KVCacheSpecRegistry._ensure_registered()
+    KVCacheSpecRegistry.register(WindowSpec, WindowBlocks, uniform_type_base_spec=WindowSpec)

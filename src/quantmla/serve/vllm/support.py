@@ -1,0 +1,182 @@
+"""What the plugin refuses, each in one sentence that names the flag."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from quantmla.errors import UnsupportedModel, UsageError, require
+from quantmla.quant.mixed import describe, uniform_format
+from quantmla.serve.settings import CONFIG_KEY, cache_settings
+from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
+from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
+
+CACHE_DTYPES = ("auto", "bfloat16")
+DRAFTERS = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")  # without a latent cache
+
+
+class Refusal(NamedTuple):
+    """A setting that cannot be served."""
+
+    applies: Callable[[VllmConfig], object]
+    sentence: str  # formatted with the value that `applies` returned
+
+
+def _drafter(config: VllmConfig) -> str | None:
+    spec = config.speculative_config
+    return None if spec is None or spec.method in DRAFTERS else str(spec.method)
+
+
+def _too_many_drafts(config: VllmConfig) -> int | None:
+    spec = config.speculative_config
+    drafts = 0 if spec is None else spec.num_speculative_tokens or 0
+    return drafts if drafts > MAX_DRAFTS else None
+
+
+def _piecewise_update(config: VllmConfig) -> bool:
+    """The cache update would be captured in a graph that knows no sequences."""
+    compilation = config.compilation_config
+    return bool(
+        compilation.cudagraph_mode.has_piecewise_cudagraphs()
+        and not compilation.splitting_ops_contain_kv_cache_update()
+    )
+
+
+def _other_than(allowed: tuple[Any, ...], value: Any) -> Any:
+    return None if value in allowed else value
+
+
+REFUSALS = (
+    Refusal(
+        lambda c: _other_than(CACHE_DTYPES, c.cache_config.cache_dtype),
+        "--kv-cache-dtype {!r} cannot be combined with a packed cache, whose format the "
+        "checkpoint decides: leave it at 'auto'",
+    ),
+    Refusal(
+        lambda c: _other_than((torch.bfloat16,), c.model_config.dtype),
+        "--dtype {} is not torch.bfloat16, which the recent window holds",
+    ),
+    Refusal(
+        lambda c: c.cache_config.kv_cache_dtype_skip_layers,
+        "--kv-cache-dtype-skip-layers {} is not supported: every layer's cache is packed",
+    ),
+    Refusal(
+        lambda c: c.cache_config.calculate_kv_scales,
+        "--calculate-kv-scales is for fp8 caches and cannot be combined with a packed cache",
+    ),
+    Refusal(
+        lambda c: (
+            c.parallel_config.decode_context_parallel_size > 1
+            and c.parallel_config.decode_context_parallel_size
+        ),
+        "--decode-context-parallel-size {} is not supported: use 1",
+    ),
+    Refusal(
+        lambda c: (
+            c.parallel_config.prefill_context_parallel_size > 1
+            and c.parallel_config.prefill_context_parallel_size
+        ),
+        "--prefill-context-parallel-size {} is not supported: use 1",
+    ),
+    Refusal(
+        lambda c: c.parallel_config.use_ubatching,
+        "--enable-dbo and --ubatch-size split a batch and are not supported",
+    ),
+    Refusal(
+        lambda c: c.kv_transfer_config is not None,
+        "--kv-transfer-config (a KV connector) and KV offloading are not supported",
+    ),
+    Refusal(
+        lambda c: c.scheduler_config.disable_hybrid_kv_cache_manager,
+        "--disable-hybrid-kv-cache-manager cannot be combined with a packed cache, whose bf16 "
+        "window is a second group of the pool",
+    ),
+    Refusal(
+        _drafter,
+        "--speculative-config method {!r} keeps a cache of its own and is not supported: use one "
+        f"of {DRAFTERS}",
+    ),
+    Refusal(
+        _too_many_drafts,
+        f"--speculative-config num_speculative_tokens {{}} is more than {MAX_DRAFTS}",
+    ),
+    Refusal(
+        lambda c: c.compilation_config.pass_config.fuse_rope_kvcache_cat_mla,
+        "--compilation-config pass_config.fuse_rope_kvcache_cat_mla would write bf16 rows into "
+        "packed pages: set it to false",
+    ),
+    Refusal(
+        _piecewise_update,
+        "--compilation-config (splitting_ops, use_inductor_graph_partition) puts the cache's "
+        "update into a piecewise CUDA graph: leave splitting_ops out, or use cudagraph_mode FULL",
+    ),
+    Refusal(
+        lambda c: is_breakable_cudagraph_enabled(),
+        "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH) are not supported",
+    ),
+    Refusal(
+        lambda c: hasattr(c.model_config.hf_text_config, "index_topk"),
+        "the model selects keys by an indexer (index_topk in config.json): sparse attention is "
+        "not supported",
+    ),
+    Refusal(
+        lambda c: c.model_config.is_hybrid,
+        "the model has layers with a recurrent state beside latent attention, which is not "
+        "supported",
+    ),
+)
+
+
+def why_not(config: VllmConfig) -> str | None:
+    """The first setting in the way, as a sentence, or None."""
+    for refusal in REFUSALS:
+        value = refusal.applies(config)
+        if value:
+            return refusal.sentence.format(value)
+    return None
+
+
+def served_layout(config: VllmConfig) -> PoolLayout:
+    """The pool layout of the checkpoint that is being started; refuses what cannot be served."""
+    model = config.model_config
+    require(
+        hasattr(model.hf_config, CONFIG_KEY),
+        f"--attention-backend CUSTOM (QuantMLA) needs a checkpoint that quantmla quantize wrote: "
+        f"config.json of {model.model} has no {CONFIG_KEY}",
+        UsageError,
+    )
+    reason = why_not(config)
+    require(reason is None, f"QuantMLA in vLLM: {reason}", UsageError)
+    settings = cache_settings(model.hf_config)
+    require(
+        not settings.ignored_layers,
+        f"{CONFIG_KEY} leaves the caches of layers {list(settings.ignored_layers)} in bf16, "
+        "which is not supported in vLLM: quantise every layer",
+        UnsupportedModel,
+    )
+    fmt = uniform_format(settings.fmt)
+    require(
+        fmt is not None,
+        f"{CONFIG_KEY} has a cache format for each layer, {describe(settings.fmt)}, "
+        "which is not supported in vLLM: quantise with one format for all layers",
+        UnsupportedModel,
+    )
+    assert fmt is not None
+    text, block_size = model.hf_text_config, config.cache_config.block_size
+    layout = pool_layout(fmt, text.kv_lora_rank, text.qk_rope_head_dim)
+    require(
+        not config.cache_config.user_specified_block_size or block_size == fmt.page_size,
+        f"--block-size {block_size} is not {fmt.page_size}, the tokens of a packed page: "
+        "leave it out",
+        UsageError,
+    )
+    return layout
+
+
+def require_interleaved(rotary: Any) -> None:
+    """Kernels take rope channels in pairs; a model that rotates halves would be misread."""
+    require(
+        rotary is not None and not rotary.is_neox_style,
+        "the model's rotary embedding is not of interleaved pairs, which is not supported in vLLM",
+        UnsupportedModel,
+    )

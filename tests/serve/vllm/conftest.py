@@ -1,0 +1,80 @@
+"""What vLLM needs to run a latent attention on a CPU; for the tests alone."""
+
+import pytest
+import torch
+
+
+def attend(q, k, v, scale: float, causal: bool):
+    """Attention of one sequence's queries over keys, and its log-sum-exp [heads, queries]."""
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if causal:
+        late = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(late, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num()
+    return torch.einsum("hqk,khd->qhd", weights, v), lse
+
+
+def merge(output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None, **_):
+    """vLLM's merge_attn_states; queries without any key in the prefix have lse -inf there."""
+    lse = torch.logaddexp(prefix_lse, suffix_lse)
+    weights = ((x - lse).exp().nan_to_num() for x in (prefix_lse, suffix_lse))
+    for_prefix, for_suffix = (w.T[..., None] for w in weights)
+    output.copy_(prefix_output * for_prefix + suffix_output * for_suffix)
+    if output_lse is not None:
+        output_lse.copy_(lse)
+
+
+@pytest.fixture(scope="module")
+def cpu_vllm():
+    """vLLM with the plugin, torch in place of what needs a GPU."""
+    patch = pytest.MonkeyPatch()
+    import vllm.model_executor.layers.attention.mla_attention as mla
+    from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
+    from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+
+    from quantmla.serve.vllm import impl, plugin
+
+    plugin.install()
+
+    class TorchPrefill(MLAPrefillBackend):
+        @staticmethod
+        def get_name():
+            return "TORCH"
+
+        def _run(self, q, k, v, ends_k, causal):
+            ends_q = self._prefill_metadata.query_start_loc.tolist()
+            out = torch.zeros(q.shape[0], q.shape[1], v.shape[-1])
+            lse = torch.full((q.shape[1], q.shape[0]), float("-inf"))
+            bounds = zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False)
+            for a, b, c, d in bounds:
+                if d > c:
+                    out[a:b], lse[:, a:b] = attend(q[a:b], k[c:d], v[c:d], self.scale, causal)
+            return out, lse
+
+        def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
+            ends = self._prefill_metadata.query_start_loc.tolist()
+            result = self._run(q, k, v, ends, causal=True)
+            return result if return_softmax_lse else result[0]
+
+        def run_prefill_context_chunk(self, chunk_idx, q, k, v):
+            ends = self._prefill_metadata.chunked_context.cu_seq_lens[chunk_idx].tolist()
+            return self._run(q, k, v, ends, causal=False)
+
+    patch.setattr(
+        MLAPrefillBackendEnum.FLASH_ATTN, "get_class", lambda: TorchPrefill, raising=False
+    )
+    for module in (mla, impl):
+        patch.setattr(module, "merge_attn_states", merge)
+    patch.setattr(impl, "mask_empty_context", lambda *_: None)
+    for name in ("empty", "zeros"):  # there is no pinned memory without a GPU
+        plain = getattr(torch, name)
+        patch.setattr(
+            torch,
+            name,
+            lambda *a, plain=plain, **k: plain(
+                *a, **{i: j for i, j in k.items() if i != "pin_memory"}
+            ),
+        )
+    yield
+    patch.undo()

@@ -1,0 +1,220 @@
+"""vLLM's real scheduler and cache manager over the plugin's specs, without a model.
+
+DeepSeek-V2-Lite's cache: 27 layers, a latent of 512 and a rope key of 64.
+"""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quantmla.quant.format import parse_format
+from quantmla.serve.vllm.pool import pool_layout
+
+LAYERS = 3
+
+
+def ids(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(512, (length,), generator=generator).tolist()
+
+
+@pytest.fixture
+def pool(cpu_vllm, tmp_path):
+    from vllm.config import set_current_vllm_config
+    from vllm_harness import Pool, model_config, vllm_config
+
+    from quantmla.serve.vllm.layer import PackedAttention, WindowCache
+
+    def make(pages, fmt="c4r4", layers=LAYERS, **changes):
+        fmt = parse_format(fmt)
+        config = vllm_config(model_config(tmp_path, fmt, layers=layers), **changes)
+        layout = pool_layout(fmt, 512, 64)
+        specs = {}
+        with set_current_vllm_config(config):
+            for i in range(layers):
+                name = f"model.layers.{i}.self_attn.attn"
+                window = WindowCache(f"{name}.window", layout)
+                packed = SimpleNamespace(window=window)
+                specs[name] = PackedAttention.get_kv_cache_spec(packed, config)
+                specs[window.prefix] = window.get_kv_cache_spec(config)
+        made = Pool(config, specs, pages)
+        made.layout = layout
+        return made
+
+    return make
+
+
+def step(pool, watch=None) -> dict[str, int]:
+    """One step with made-up answers; `watch` sees the scheduler's output before it is settled."""
+    output = pool.scheduler.schedule()
+    counts = output.num_scheduled_tokens
+    if watch is not None:
+        watch(output)
+    requests = pool.scheduler.requests
+    whole = {r: requests[r].num_computed_tokens >= requests[r].num_tokens for r in counts}
+    pool.finish(output, {r: [7] if whole[r] else [] for r in counts})
+    return counts
+
+
+def run(pool, watch=None) -> int:
+    """Tokens that were scheduled until all requests ended."""
+    total = 0
+    while pool.scheduler.has_unfinished_requests():
+        counts = step(pool, watch)
+        assert counts, "stuck"
+        total += sum(counts.values())
+    return total
+
+
+def hit_of(pool, name, prompt, new=2) -> int:
+    """Tokens of the prompt that were found in the cache; the request runs to its end."""
+    pool.add(name, prompt, new)
+    hits = []
+    run(pool, lambda output: hits.extend(r.num_computed_tokens for r in output.scheduled_new_reqs))
+    return hits[0]
+
+
+@pytest.mark.parametrize(("fmt", "size"), [("c4r4", 16), ("c2r4", 8)])
+def test_r34_two_groups_share_one_pool(pool, fmt, size):
+    made = pool(500, fmt)
+    packed, window = (group.kv_cache_spec for group in made.kv.kv_cache_groups)
+    assert packed.page_size_bytes == window.page_size_bytes == made.layout.page_bytes
+    assert (packed.block_size, window.block_size) == (64, size)
+    assert [len(group.layer_names) for group in made.kv.kv_cache_groups] == [LAYERS, LAYERS]
+    assert sum(t.size for t in made.kv.kv_cache_tensors) == 500 * LAYERS * made.layout.page_bytes
+    assert made.scheduler.block_size == 64
+
+
+def test_specs_travel_between_processes(pool):
+    for group in pool(500).kv.kv_cache_groups:
+        spec = group.kv_cache_spec
+        again = pickle.loads(pickle.dumps(spec))
+        assert (type(again), again) == (type(spec), spec)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+def test_what_vllm_says_of_the_pool_is_what_the_layout_says(pool, fmt, asynchronous):
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
+
+    made = pool(9000, fmt, max_len=131_072, chunk=8192, async_scheduling=asynchronous)
+    tokens, concurrency = get_kv_cache_capacity(made.config, made.kv)
+    layout, batches = made.layout, made.config.max_concurrent_batches
+    assert batches == (2 if asynchronous else 1)
+    request = layout.packed_pages(131_072) + layout.window_pages(batches, 131_072)
+    assert concurrency == pytest.approx(9000 / request)
+    assert tokens == int(9000 / request * 131_072)
+
+
+def test_a_long_prompt_takes_window_pages_only_at_its_end(pool):
+    made = pool(1200, max_len=32_768, chunk=8192)
+    made.add("a", ids(30_000), 3)
+    most = 0
+
+    def watch(output):
+        nonlocal most
+        blocks = made.window_blocks.req_to_blocks["a"]
+        held = [i for i, b in enumerate(blocks) if not b.is_null]
+        most = max(most, len(held))
+        computed = made.scheduler.requests["a"].num_computed_tokens
+        assert held[0] == 0, "the sinks are kept"
+        needed = range(max(0, computed - 191) // 16, -(-computed // 16))
+        assert set(needed) <= set(held)
+
+    run(made, watch)
+    assert most <= made.layout.window_pages(1, 32_768)
+    assert made.scheduler.kv_cache_manager.usage == 0
+
+
+def test_window_pages_are_freed_in_time(pool):
+    made = pool(300, max_len=8192, chunk=512)
+    made.add("a", ids(100), 1000)
+    held = []
+    run(
+        made,
+        lambda _: held.append(
+            sum(not b.is_null for b in made.window_blocks.req_to_blocks.get("a", []))
+        ),
+    )
+    assert max(held) <= 14
+    assert min(held[200:]) >= 12
+
+
+def test_a_pool_for_one_request_serves_one_after_the_other(pool):
+    """Admission counts what a request will hold, so that the second waits instead of preempting."""
+    layout = pool_layout(parse_format("c4r4"), 512, 64)
+    pages = layout.packed_pages(4096) + layout.window_pages(1, 4096) + 1
+    made = pool(pages, max_len=4096, chunk=1024, caching=False)
+    requests = [made.add(f"{i}", ids(4000, i), 96) for i in range(3)]
+    running = []
+    total = run(made, lambda _: running.append(len(made.scheduler.running)))
+    assert max(running) == 1
+    assert total == 3 * 4095
+    assert sum(r.num_preemptions for r in requests) == 0
+
+
+def test_preempted_requests_find_their_pages_again(pool):
+    made = pool(110, max_len=2048, chunk=512)
+    requests = [made.add(f"{i}", ids(1000, i), 1000) for i in range(4)]
+    run(made)
+    assert sum(r.num_preemptions for r in requests) > 0
+    assert all(r.num_output_tokens == 1000 for r in requests)
+    assert made.scheduler.kv_cache_manager.usage == 0
+
+
+def test_r38_a_turn_continues_where_the_last_one_ended(pool):
+    made = pool(500)
+    first = made.add("a", ids(640), 200)
+    run(made)
+    said = list(first.all_token_ids)
+    assert hit_of(made, "b", said + ids(30, 1)) == (len(said) - 1) // 64 * 64
+    assert hit_of(made, "c", said[:640] + ids(30, 2)) == 640  # the end of the prompt, kept too
+
+
+def test_a_prefix_that_ended_within_a_chunk_is_used_but_for_its_window(pool):
+    made = pool(500, chunk=2048)
+    shared = ids(1024)
+    assert hit_of(made, "a", shared + ids(600, 1)) == 0
+    assert hit_of(made, "b", shared + ids(500, 2)) == 1024 - 128
+    assert hit_of(made, "c", shared + ids(500, 3)) == 1024 - 128
+    assert hit_of(made, "d", shared[:128] + ids(500, 4)) == 0
+
+
+def test_no_hit_without_sinks(pool):
+    made = pool(500)
+    shared = ids(640)
+    hit_of(made, "a", shared)
+    manager = made.scheduler.kv_cache_manager
+    sink = next(
+        b
+        for b in manager.block_pool.blocks
+        if b.block_hash is not None and b.block_hash_num_tokens == 16
+    )
+    manager.block_pool.evict_blocks({sink.block_id})
+    assert hit_of(made, "b", shared + ids(10, 1)) == 0
+
+
+def test_sinks_survive_sparse_retention(pool, monkeypatch):
+    import vllm.envs as envs
+
+    monkeypatch.setattr(envs, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL", 512, raising=False)
+    made = pool(500, chunk=256)
+    shared = ids(1024)
+    hit_of(made, "a", shared + ids(100, 1))
+    assert hit_of(made, "b", shared + ids(90, 2)) >= 512
+
+
+@pytest.mark.parametrize("pages", [70, 90, 200])
+def test_a_tight_pool_keeps_its_books(pool, pages):
+    """Many requests with shared prefixes: evictions, hits and preemptions, nothing leaks."""
+    made = pool(pages, max_len=2048, chunk=256)
+    shared = ids(320)
+    requests = [made.add(f"{i}", shared + ids(50 + 37 * i, i + 1), 60) for i in range(12)]
+    run(made)
+    assert all(r.num_output_tokens == 60 for r in requests)
+    manager = made.scheduler.kv_cache_manager
+    assert manager.usage == 0
+    assert not made.window_blocks.cleared
+    assert not made.window_blocks.req_to_blocks

@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from quantmla.quant.format import parse_format
+from quantmla.serve.vllm.pool import pool_layout
+from quantmla.serve.vllm.step import (
+    context_tokens,
+    kept_only,
+    locate_decodes,
+    locate_tokens,
+    pad_queries,
+    window_starts,
+)
+
+LAYOUT = pool_layout(parse_format("c4r4"), 512, 64)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def test_r30_rows_without_a_slot_belong_to_no_sequence():
+    """Three sequences, one of them padding without rows, and two rows of padding at the end."""
+    slots = torch.tensor([5, 6, 7, 900, -1, -1])
+    tokens = locate_tokens(ints(3, 4, 4), ints(10, 1, 0), slots, torch.arange(6, dtype=torch.int32))
+    assert tokens.sequence_T.tolist() == [0, 0, 0, 1, -1, -1]
+    assert tokens.position_T.tolist()[:4] == [7, 8, 9, 0]
+    assert {x.dtype for x in tokens} == {torch.int32}
+
+
+def test_queries_of_different_lengths_end_together():
+    starts, ends = ints(0, 1, 4), ints(1, 4, 6)
+    sequence = ints(0, 1, 1, 1, 2, 2)
+    padding = pad_queries(starts, ends, sequence, 3)
+    assert padding.row_BS.tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
+    assert padding.row_BS.flatten()[padding.query_T].tolist() == [0, 1, 2, 3, 4, 5]
+    assert padding.query_T.tolist() == [2, 3, 4, 5, 7, 8]
+
+
+def test_one_row_each_is_a_special_case():
+    lengths, rows = ints(7, 300, 0), torch.arange(3, dtype=torch.int32)
+    slots = torch.tensor([12, 0, -1])
+    quick = locate_decodes(lengths, slots, rows)
+    slow = locate_tokens(rows + 1, lengths, slots, rows)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(quick, slow, strict=True))
+    assert quick.position_T.tolist()[:2] == [6, 299]
+
+
+def test_null_pages_hold_nothing():
+    table = torch.tensor([[0, 4, 0], [3, 0, 9]], dtype=torch.int32)
+    assert kept_only(table).tolist() == [[-1, 4, -1], [3, -1, 9]]
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_a_lost_window_begins_where_its_prefix_ended(size):
+    """Against a search of every page that is read, for prefixes that end anywhere."""
+    layout = pool_layout(parse_format("c4r4" if size == 16 else "c2r4"), 512, 64)
+    assert layout.window_page_size == size
+    width = 1024 // size
+    for hit in range(64, 512, 64):
+        for context in range(hit, hit + 300, 7):
+            table = torch.zeros(1, width, dtype=torch.int32)
+            table[0, hit // size : -(-context // size)] = 5
+            table[0, 0] = 9  # sinks
+            got = window_starts(ints(context), table, layout).item()
+            lost = hit > layout.fmt.first_recent(context)
+            assert got == (hit if lost else 0)
+
+
+def test_old_null_pages_and_stale_entries_do_not_matter():
+    """Pages of a chunk that were never kept, and numbers of pages that were freed."""
+    table = torch.full((1, 64), 3, dtype=torch.int32)
+    table[0, 1:40] = 0  # tokens 16..639 of a prompt of 1,000
+    table[0, 63] = 0  # beyond the end
+    assert window_starts(ints(1000), table, LAYOUT).tolist() == [0]
+    assert window_starts(ints(0), table, LAYOUT).tolist() == [0]
+
+
+def test_context_is_laid_out_sequence_after_sequence():
+    sequence = ints(0, 0, 1, 2, 2)
+    tokens = context_tokens(
+        sequence, ints(64, 64, 64), ints(0, 2, 3), torch.arange(5, dtype=torch.int32)
+    )
+    assert tokens.position_T.tolist() == [64, 65, 64, 64, 65]

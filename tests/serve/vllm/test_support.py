@@ -1,0 +1,154 @@
+"""Every refusal is one sentence that names the flag, before anything is allocated."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quantmla.errors import UnsupportedModel, UsageError
+from quantmla.quant.format import parse_format
+
+
+@pytest.fixture
+def start(cpu_vllm, tmp_path):
+    """A valid start, as it is on a GPU; keywords change config.json."""
+    from vllm_harness import model_config, vllm_config
+
+    from quantmla.serve.vllm.engine import AttentionBackendEnum
+
+    def make(**changes):
+        config = vllm_config(model_config(tmp_path, parse_format("c4r4"), **changes))
+        config.attention_config.backend = AttentionBackendEnum.CUSTOM
+        return config
+
+    return make
+
+
+def test_a_plain_start_is_served(start):
+    from quantmla.serve.vllm.layer import requested_layout
+
+    layout = requested_layout(start())
+    assert layout.fmt == parse_format("c4r4")
+    assert (layout.kv_lora_rank, layout.qk_rope_head_dim) == (128, 32)
+
+
+def test_the_checkpoint_leaves_the_cache_dtype_alone_r14(start):
+    assert start().cache_config.cache_dtype == "auto"
+
+
+class Drafter(SimpleNamespace):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "flag"),
+    [
+        ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype 'fp8'"),
+        ("cache_config", "kv_cache_dtype_skip_layers", ["0"], "--kv-cache-dtype-skip-layers"),
+        ("cache_config", "calculate_kv_scales", True, "--calculate-kv-scales"),
+        ("model_config", "dtype", torch.float16, "--dtype torch.float16"),
+        ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size 2"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
+        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
+        ("", "kv_transfer_config", SimpleNamespace(), "--kv-transfer-config"),
+        (
+            "scheduler_config",
+            "disable_hybrid_kv_cache_manager",
+            True,
+            "--disable-hybrid-kv-cache-manager",
+        ),
+        ("", "speculative_config", Drafter(method="mtp"), "--speculative-config method 'mtp'"),
+        ("", "speculative_config", Drafter(method="eagle3"), "'eagle3'"),
+        (
+            "",
+            "speculative_config",
+            Drafter(method="ngram", num_speculative_tokens=16),
+            "num_speculative_tokens 16 is more than 15",
+        ),
+        (
+            "compilation_config.pass_config",
+            "fuse_rope_kvcache_cat_mla",
+            True,
+            "fuse_rope_kvcache_cat_mla",
+        ),
+    ],
+)
+def test_r40_what_cannot_be_combined_is_refused_by_name(start, part, name, value, flag):
+    from quantmla.serve.vllm.support import served_layout
+
+    config = start()
+    owner = config
+    for step in filter(None, part.split(".")):
+        owner = getattr(owner, step)
+    object.__setattr__(owner, name, value)
+    with pytest.raises(UsageError) as caught:
+        served_layout(config)
+    assert flag in str(caught.value)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_a_cache_update_inside_a_piecewise_graph_is_refused(start):
+    from vllm.config import CUDAGraphMode
+
+    from quantmla.serve.vllm.support import why_not
+
+    config = start()
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    assert why_not(config) is None
+    compilation.use_inductor_graph_partition = True
+    compilation.splitting_ops = ["vllm::unified_mla_attention_with_output"]
+    assert "piecewise CUDA graph" in why_not(config)
+    compilation.cudagraph_mode = CUDAGraphMode.FULL
+    assert why_not(config) is None
+
+
+def test_another_block_size_is_refused(start):
+    from quantmla.serve.vllm.support import served_layout
+
+    config = start()
+    config.cache_config.user_specified_block_size, config.cache_config.block_size = True, 128
+    with pytest.raises(UsageError, match="--block-size 128 is not 64"):
+        served_layout(config)
+
+
+def test_a_checkpoint_that_is_not_fused_is_refused(start):
+    from quantmla.serve.vllm.support import served_layout
+
+    with pytest.raises(UsageError, match=r"--attention-backend CUSTOM .* has no quantmla_config"):
+        served_layout(start(quantmla_config="-"))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"version": 2}, UsageError, "version 2 is not 1"),
+        ({"ignored_layers": [0]}, UnsupportedModel, r"caches of layers \[0\] in bf16"),
+        (
+            {"format": {**parse_format("c4r4").to_json(), "layers": {"0": {"content_bits": 2}}}},
+            UnsupportedModel,
+            "c2r4 in layer 0; c4r4 in all others.*one format for all layers",
+        ),
+    ],
+)
+def test_settings_that_are_not_read_are_refused(start, change, error, message):
+    from quantmla.serve.vllm.support import served_layout
+
+    settings = {"version": 1, "format": parse_format("c4r4").to_json(), "ignored_layers": []}
+    with pytest.raises(error, match=message):
+        served_layout(start(quantmla_config=settings | change))
+
+
+def test_sparse_attention_is_refused(start):
+    from quantmla.serve.vllm.support import served_layout
+
+    with pytest.raises(UsageError, match="index_topk"):
+        served_layout(start(index_topk=64))
+
+
+def test_rope_in_halves_is_refused(cpu_vllm):
+    from quantmla.serve.vllm.support import require_interleaved
+
+    require_interleaved(SimpleNamespace(is_neox_style=False))
+    with pytest.raises(UnsupportedModel, match="interleaved"):
+        require_interleaved(SimpleNamespace(is_neox_style=True))
