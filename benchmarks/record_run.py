@@ -1,7 +1,7 @@
 """Keeps the small result files of one `quantize` run: `python benchmarks/record_run.py OUT`.
 
 They go to benchmarks/results/NAME, where NAME is OUT's, with what `verify` finds as verify.json.
-Weights, tokenizer and transforms stay where they are.
+Weights, tokenizer, transforms and recipe stay where they are.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from quantmla import pipeline
 from quantmla.doctor import gpus, versions
 
 RESULTS = Path(__file__).with_name("results")
-KEPT = ("config.json", "recipe.yaml", "quantmla_log.json", "quantmla_run.json")
+KEPT = ("config.json", "quantmla_log.json", "quantmla_run.json")
 
 
 def main() -> None:
