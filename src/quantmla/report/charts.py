@@ -23,7 +23,8 @@ from quantmla.report.svg import (
     y_axis,
 )
 
-ROW = 24  # height of a bar and its gap
+ROW, DENSE_ROW = 24, 15  # heights of a row with its gap: of few rows, of many
+MANY = 20
 DARK_FROM = 0.64  # a cell at least so strong carries light text
 
 
@@ -78,12 +79,13 @@ def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = 
     right = WIDTH - 20 - CHAR * max(map(len, shown))
     ends = [v for row in rows for v in (row.value, *(row.interval or ()))]
     scale = axis.scale(ends if reference is None else [*ends, reference], left + 8, right)
-    bottom = 8.0 + ROW * len(groups)
+    height = ROW if len(groups) <= MANY else DENSE_ROW
+    bottom = 8.0 + height * len(groups)
     parts: list[Markup] = [x_axis(scale, bottom, axis.label, 4)]
     if reference is not None:
         parts.append(line(scale(reference), 4, scale(reference), bottom, "reference"))
     for index, members in enumerate(groups):
-        y = 8 + ROW * (index + 0.5)
+        y = 8 + height * (index + 0.5)
         parts.append(text(left, y + 4, members[0].label, "name", "end"))
         parts += [_dot(row, scale, y) for row in members]
         parts.append(text(right + 10, y + 4, shown[index], "value"))
@@ -182,7 +184,7 @@ def heat(
     values = [c.value for _, cells in rows for c in cells if c.value is not None and c.value > 0]
     strength = Scale(0.0, 1.0, 0.04, 1.0) if share else _strength(values or [1.0])
     left, top = _left([name for name, _ in rows]), 22.0
-    width = (WIDTH - left - 8) / len(columns)
+    width = (WIDTH - left - 8 - CHAR) / len(columns)
     height = 26.0 if len(columns) <= 12 else 20.0
     every = max(1, math.ceil(CHAR * max(map(len, columns)) / width))
     parts = [

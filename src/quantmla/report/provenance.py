@@ -54,11 +54,10 @@ def _words(source: Mapping[str, Any]) -> str:
     parts = [str(source["kind"])]
     if source["kind"] == COMPUTED:  # the same on every machine
         return f"{COMPUTED}; {source['file']}"
-    parts += [
-        f"{source[key]:,} {words}"
-        for key, words in (("n", source.get("of", "samples")), ("seeds", "seeds"))
-        if source.get(key) is not None
-    ]
+    if source.get("n") is not None:
+        parts.append(f"{source['n']:,} {source.get('of', 'samples')}")
+    if source.get("seeds") is not None:
+        parts.append("1 seed" if source["seeds"] == 1 else f"{source['seeds']} seeds")
     repeats = source.get("repeats")
     parts.append("single run" if repeats in (None, 1) else f"{repeats} repeats")
     parts.append(source["machine"] or "machine not recorded")

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quantmla.report.charts import Axis, Dot, dots
+from quantmla.report.charts import Axis, Series, lines
 from quantmla.report.collect import RunFiles
 from quantmla.report.learned import learned_layers, short
-from quantmla.report.markup import Markup, figure, figures, join, number, plain, table
+from quantmla.report.markup import Markup, figure, figures, join, number, table
 from quantmla.report.provenance import how, measured
 from quantmla.report.sections import Data, Headline
 
@@ -81,15 +81,13 @@ def render(data: Mapping[str, Any]) -> Markup:
 
 
 def _drawing(part: Mapping[str, Any]) -> Markup:
-    drawn = [
-        Dot(
-            label=f"layer {layer['layer']}",
-            value=layer["seconds"],
-            text=plain(layer["seconds"], ".1f"),
-            colour="quantmla",
-        )
-        for layer in part["layers"]
-    ]
+    rows = list(enumerate(part["layers"]))
+    series = Series(
+        name="seconds",
+        colour="quantmla",
+        points=[(index, row["seconds"]) for index, row in rows],
+        tips=[f"layer {row['layer']}: {row['seconds']:.1f} s" for _, row in rows],
+    )
     title = f"Seconds by layer, {part['name'].upper()}"
-    drawing = dots(drawn, Axis(label="seconds", zero=True), title)
+    drawing = lines([series], Axis(label="layer"), Axis(label="seconds", zero=True), title)
     return figure(title, drawing, how=how(part["measured"]))

@@ -12,11 +12,11 @@ TITLE = "Exactness of the fused weights"
 COMMAND = "quantmla verify OUT --json > OUT/verify.json"
 READS = ("verify",)
 FIGURES = {
-    "largest_fold_error": ("largest fold error, float64", ".1e"),
-    "largest_stored_error": ("largest error of the stored weights", ".1e"),
-    "logits_relative_error": ("relative error of the logits", ".1e"),
-    "nll_before": ("NLL of the original, nats per token", ".4f"),
-    "nll_drift": ("drift of the NLL, nats per token", "+.1e"),
+    "largest_fold_error": ("fold error, float64", ".1e"),
+    "largest_stored_error": ("stored weights", ".1e"),
+    "logits_relative_error": ("logits", ".1e"),
+    "nll_before": ("NLL, nats", ".4f"),
+    "nll_drift": ("NLL drift, nats", "+.1e"),
 }
 
 
@@ -37,14 +37,15 @@ def gather(run: RunFiles) -> Data | None:
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
     worst = max(check["figures"]["largest_fold_error"] for check in data["checks"])
-    return [Headline("largest fold error, float64", worst, ".1e", "lower")]
+    return [Headline("fold error, float64", worst, ".1e", "lower")]
 
 
 def render(data: Mapping[str, Any]) -> Markup:
     words = el(
         "p",
         "With the cache not quantised a fused checkpoint computes what the original does: the "
-        "fold is exact up to rounding in float64, the rest is rounding to the weights' dtype.",
+        "fold is exact up to rounding in float64, the rest is rounding to the weights' dtype. Errors "
+        "are relative, of the layers the largest; NLL is per token.",
     )
     head = ("file", "layers", *(name for name, _ in FIGURES.values()))
     body = [

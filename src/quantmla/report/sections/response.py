@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quantmla.report.charts import Axis, Dot, dots, legend
+from quantmla.report.charts import MANY, Axis, Dot, Series, dots, lines
 from quantmla.report.collect import RunFiles
 from quantmla.report.markup import Markup, el, figure, figures, join, number, numbers, plain, table
 from quantmla.report.provenance import STUDIED, how, measured
@@ -54,8 +54,10 @@ def render(data: Mapping[str, Any]) -> Markup:
     head = ("layer", *PATHS, "rope / content", "95 % interval")
     drawings = [_responses(data), _ratios(data)]
     caption = "Output NMSE over cache NMSE"
-    own = [len(body) - 1]
-    return join([words, figures(*drawings), table(head, body, caption=caption, strong=own)])
+    shown = table(head, body, caption=caption, strong=[len(body) - 1])
+    if len(body) > MANY:
+        shown = el("details", el("summary", caption), shown)
+    return join([words, figures(*drawings), shown])
 
 
 def _row(name: str, row: Mapping[str, Any]) -> list[object]:
@@ -64,20 +66,19 @@ def _row(name: str, row: Mapping[str, Any]) -> list[object]:
 
 
 def _responses(data: Mapping[str, Any]) -> Markup:
+    rows = list(enumerate(data["layers"]))
     drawn = [
-        Dot(
-            label=f"layer {row['layer']}",
-            value=row[path],
-            text=plain(row[path], ".3f"),
+        Series(
+            name=path,
             colour=path,
-            shape="circle" if path == "content" else "square",
+            points=[(index, row[path]) for index, row in rows],
+            tips=[f"layer {row['layer']}: {row[path]:.3f}" for _, row in rows],
         )
-        for row in data["layers"]
         for path in PATHS
     ]
     title = "Response by layer and path"
-    axis = Axis(label="output NMSE ÷ cache NMSE (log)", log=True)
-    drawing = join([dots(drawn, axis, title), legend([(path, path) for path in PATHS])])
+    y = Axis(label="output NMSE ÷ cache NMSE (log)", log=True)
+    drawing = lines(drawn, Axis(label="layer"), y, title)
     return figure(title, drawing, how=how(data["measured"]))
 
 

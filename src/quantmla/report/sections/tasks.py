@@ -157,9 +157,14 @@ def _drawing(part: Mapping[str, Any]) -> Markup:
                         value=100 * row["score"],
                         text=plain(row["score"], ".1%"),
                         colour=colour(row["variant"]),
-                        interval=(100 * (row["score"] - error), 100 * (row["score"] + error)),
+                        interval=_around(row["score"], error),
                         shape="square" if row["variant"] == "bf16" else "circle",
                     )
                 )
     axis = Axis(label="score, % (± one standard error)")
     return figure("Scores", dots(drawn, axis, "Scores by task"), how=how(part["measured"]))
+
+
+def _around(score: float, error: float) -> tuple[float, float]:
+    """One standard error to both sides, in percent; a score stays a share."""
+    return 100 * max(score - error, 0.0), 100 * min(score + error, 1.0)
