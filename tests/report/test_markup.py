@@ -7,7 +7,7 @@ def test_everything_is_escaped_but_markup():
 
 
 def test_coordinates_are_short():
-    assert el("line", x1=1.23456, x2=2.0) == '<line x1="1.23" x2="2"/>'
+    assert el("line", x1=1.23456, x2=2.0) == '<line x1="1.2" x2="2"/>'
 
 
 def test_a_number_keeps_its_exact_value():

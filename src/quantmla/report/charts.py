@@ -216,7 +216,7 @@ def _heat_cell(box: tuple[float, float, float, float], cell: Cell, strength: Sca
         width=width,
         height=height,
         class_="heat",
-        fill_opacity=round(share, 2),
+        fill_opacity=f"{share:.2g}",
     )
     if CHAR * 0.9 * len(cell.text) > width - 2:
         return shape

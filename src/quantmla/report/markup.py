@@ -39,8 +39,8 @@ def el(tag: str, *children: object, **attributes: object) -> Markup:
 
 
 def _short(value: object) -> object:
-    """Coordinates need no more than two digits after the point."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+    """Coordinates need no more than one digit after the point."""
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
 def join(parts: Iterable[object]) -> Markup:

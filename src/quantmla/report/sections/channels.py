@@ -15,7 +15,7 @@ COMMAND = "quantmla quantize MODEL -o OUT"
 READS = ("log", "checkpoint", "quantize")
 KIND = "root mean square over held-out calibration tokens"
 PATHS = {"content": "latent channels, largest first", "rope": "frequency pairs, fastest first"}
-PANELS, POINTS = 8, 128
+PANELS, POINTS = 8, 64
 WHEN = ("before", "after")
 
 

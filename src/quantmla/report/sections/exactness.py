@@ -44,8 +44,8 @@ def render(data: Mapping[str, Any]) -> Markup:
     words = el(
         "p",
         "With the cache not quantised a fused checkpoint computes what the original does: the "
-        "fold is exact up to rounding in float64, the rest is rounding to the weights' dtype. Errors "
-        "are relative, of the layers the largest; NLL is per token.",
+        "fold is exact up to rounding in float64, the rest is rounding to the weights' dtype. "
+        "Errors are relative, of the layers the largest; NLL is per token.",
     )
     head = ("file", "layers", *(name for name, _ in FIGURES.values()))
     body = [
