@@ -15,8 +15,8 @@ COMMAND = "quantmla eval OUT --unprotected --json OUT/eval.json"
 READS = ("eval",)
 KEYS = ("first", "end", "tokens", "kl_mean", "kl_max", "top1", "perplexity")
 NOTE = (
-    "While all that was seen is in bf16, what is left is rounding: of the cached rows and, in a fused "
-    "checkpoint, of its weights."
+    "While all that was seen is in bf16, what is left is rounding: of the cached rows and, in a "
+    "fused checkpoint, of its weights."
 )
 
 
