@@ -28,7 +28,9 @@ FLAGS = {
     "verify": ["OUT", "--against", "--json"],
     "eval": [
         *("MODEL_OR_OUT", "--baseline", "--methods", "--format", "--sinks", "--recent"),
-        *("--unprotected", "--text", "--context", "--limit", "--device", "--json"),
+        *("--unprotected", "--limit", "--device", "--text", "--context", "--json"),
+        *("--tasks", "--data", "-o/--output", "--max-new-tokens", "--engine", "--resume"),
+        "--run-code",
     ],
     "analyze": [
         *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
@@ -247,6 +249,13 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["quantize", "nano", "-o", "out", "--recipe", "absent.yaml"], "absent.yaml"),
         (["eval", "nano", "--unprotected", "--sinks", "4"], "--unprotected"),
         (["eval", "nano", "--json", "absent/rows.json"], "absent/rows.json"),
+        (["eval", "nano", "--tasks", "piqa"], "-o RUN"),
+        (
+            ["eval", "nano", "--tasks", "piqa", "-o", "r", "--context", "9"],
+            "--context mean nothing",
+        ),
+        (["eval", "nano", "--run-code", "--data", "d"], "--data, --run-code mean nothing without"),
+        (["eval", "nano", "--tasks", "piqa", "-o", "r", "--engine", "x"], "'x'"),
         (["estimate", "nano", "--gpu-memory", "lots"], "'lots'"),
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),

@@ -19,8 +19,8 @@ from quantmla.recipe import EvaluationRequest
 
 pytestmark = pytest.mark.usefixtures("read_short")
 Tiny = Callable[[str], Path]
-KEYS = ["method", "format", "sinks", "recent", "perplexity", "kl_mean", "kl_p99", "top1"]
-KEYS += ["recall", "tokens", "bytes_per_token"]
+KEYS = ["method", "format", "sinks", "recent", "perplexity", "kl_mean", "kl_p99", "kl_max"]
+KEYS += ["top1", "recall", "tokens", "bytes_per_token", "by_context"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,18 @@ def test_rows_of_a_fused_folder(fused: Path, run):
         assert 0 < row["top1"] <= 1
         assert row["bytes_per_token"] < base["bytes_per_token"]
         assert row["perplexity"] == pytest.approx(base["perplexity"], rel=0.1)
+        assert row["kl_mean"] < row["kl_p99"] <= row["kl_max"]
+        parts = row["by_context"]
+        assert [(p["first"], p["end"]) for p in parts] == [
+            (0, 64),
+            (64, 128),
+            (128, 256),
+            (256, 299),
+        ]
+        assert sum(p["tokens"] for p in parts) == row["tokens"]
+        assert max(p["kl_max"] for p in parts) == row["kl_max"]
+        whole = sum(p["kl_mean"] * p["tokens"] for p in parts) / row["tokens"]
+        assert whole == pytest.approx(row["kl_mean"])
     assert {row["tokens"] for row in rows} == {299}
     assert {row["recall"] for row in rows} == {None}
 
@@ -225,7 +237,7 @@ def test_what_cannot_be_evaluated_is_refused_before_a_fit(
     def fitted(*args: Any) -> None:
         raise AssertionError("a method was fitted")
 
-    monkeypatch.setattr(evaluation, "_fitted", fitted)
+    monkeypatch.setattr(evaluation, "fitted_variant", fitted)
     (tmp_path / "short.txt").write_text("hi there")
     (tmp_path / "needle.txt").write_text("some words to hide a needle in " * 20)
     if "text" in given:

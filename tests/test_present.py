@@ -35,6 +35,14 @@ def test_rows_have_a_heading(capsys):
     assert [line.split() for line in lines] == [["method", "kl"], ["rtn", "0.5"], ["none", "-"]]
 
 
+def test_tables_within_rows_are_left_to_json(capsys):
+    show_rows([{"method": "rtn", "by_context": ({"first": 0},), "kl": 1.0}])
+    assert [x.split() for x in capsys.readouterr().out.splitlines()] == [
+        ["method", "kl"],
+        ["rtn", "1"],
+    ]
+
+
 def test_no_rows_print_nothing_much(capsys):
     show_rows([])
     assert capsys.readouterr().out.strip() == ""

@@ -17,6 +17,7 @@ from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
 from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.eval_command import evaluation_command, evaluation_flags
 from quantmla.report.command import report_command, report_flags
 
 INTERRUPTED = 130
@@ -43,7 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     _estimate_flags(add("estimate", _estimate, "Size the cache from a model's config alone."))
     _quantize_flags(add("quantize", _quantize, "Learn transforms, fuse them, verify, write."))
     _verify_flags(add("verify", _verify, "Check that fusing left the model's function unchanged."))
-    _eval_flags(add("eval", _eval, "Measure what a low-bit cache costs in quality."))
+    what = "Measure what a low-bit cache costs in quality."
+    evaluation_flags(add("eval", evaluation_command, what))
     _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
     report_flags(add("report", report_command, "Write one page about runs from their results."))
     bench.add_flags(add("bench", bench.run, "Time the kernels on a GPU, beside BF16 ones."))
@@ -94,22 +96,6 @@ def _verify_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", metavar="OUT", help="a folder that quantize wrote")
     parser.add_argument("--against", metavar="MODEL", help="the original (default: as recorded)")
     _json_flag(parser)
-
-
-def _eval_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("model", metavar="MODEL_OR_OUT", help=f"{MODEL_HELP}, or what quantize wrote")
-    add("--baseline", metavar="MODEL", help="the unquantized reference (default: as recorded)")
-    add("--methods", type=names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
-    add("--format", metavar="F", help="such as c4r4 (default: as recorded, else c4r4)")
-    add("--sinks", type=count, metavar="N", help="first tokens kept in bf16")
-    add("--recent", type=count, metavar="N", help="last tokens kept in bf16")
-    add("--unprotected", action="store_true", help="every token is read in its quantized form")
-    add("--text", metavar="FILE", help="held-out text (default: packaged)")
-    add("--context", type=positive, metavar="N", help="tokens per sequence")
-    add("--limit", type=positive, metavar="N", help="sequences")
-    add("--device", metavar="D", help=DEVICE_HELP)
-    add("--json", type=Path, metavar="FILE", help="write the rows, with versions, to FILE")
 
 
 def _analyze_flags(parser: argparse.ArgumentParser) -> None:
@@ -190,43 +176,6 @@ def _verify(args: argparse.Namespace) -> int:
     from quantmla import pipeline, present
 
     present.show(pipeline.verify(args.output, against=args.against), as_json=args.json)
-    return 0
-
-
-def _eval(args: argparse.Namespace) -> int:
-    from quantmla import present
-    from quantmla.evaluation import evaluate
-    from quantmla.recipe import EvaluationRequest
-
-    protected = args.sinks is not None or args.recent is not None
-    require(
-        not (args.unprotected and protected),
-        "--unprotected keeps no token in bf16: drop it, or drop --sinks and --recent",
-        UsageError,
-    )
-    require(
-        args.json is None
-        or (os.access(args.json.parent, os.W_OK | os.X_OK) and not args.json.is_dir()),
-        f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
-        UsageError,
-    )
-    request = EvaluationRequest(
-        model=args.model,
-        baseline=args.baseline,
-        methods=args.methods or (),
-        format=args.format,
-        sinks=args.sinks,
-        recent=args.recent,
-        unprotected=args.unprotected,
-        text=args.text,
-        context=args.context,
-        limit=args.limit,
-        device=args.device or "auto",
-    )
-    rows = evaluate(request, progress=True)
-    present.show_rows(rows)  # first: they took long, and the file may fail
-    if args.json is not None:
-        present.write_rows(args.json, rows)
     return 0
 
 

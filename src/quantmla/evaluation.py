@@ -54,7 +54,7 @@ class Needles(NamedTuple):
 FEW_NEEDLES = Needles()
 
 
-class _Subject(NamedTuple):
+class Subject(NamedTuple):
     """What is evaluated: the unquantised base, and a fused folder where there is one."""
 
     base: TensorSource
@@ -66,31 +66,31 @@ def evaluate(
     request: EvaluationRequest, *, progress: bool, needles: Needles = FEW_NEEDLES
 ) -> Sequence[Mapping[str, Any]]:
     """Rows of the comparison, the unquantised model first; `needles` says how much recall."""
-    subject = _open(request)
+    subject = open_subject(request)
     subject.adapter.check(subject.base)
     device = resolve_device(request.device)
-    fmt = _format(request, subject)
-    methods = request.methods or _default_methods(subject)
+    fmt = format_asked(request, subject)
+    methods = request.methods or default_methods(subject)
     for name in methods:
         load_method(name)
     text = default_text() if request.text is None else read_text(request.text)
     settings = _settings(request, subject, needles)
     tokenizer = load_tokenizer(subject.base.path)
     evaluation_inputs(tokenizer, text, settings)  # whatever it refuses, it refuses before the fits
-    base = _loaded(subject.base.path, device)
-    variants = [_fitted(subject, name, fmt, device, progress) for name in methods]
+    base = loaded_model(subject.base.path, device)
+    variants = [fitted_variant(subject, name, fmt, device, progress) for name in methods]
     if subject.fused is not None:
         own = subject.fused.config[CONFIG_KEY]["method"]
-        model = _loaded(subject.fused.path, device)
+        model = loaded_model(subject.fused.path, device)
         variants.append(Variant(name=own, model=model, fmt=fmt))
     with bars(progress) as report:
         rows = compare(base, tokenizer, variants, text, settings, report)
     return [asdict(row) for row in rows]
 
 
-def _settings(request: EvaluationRequest, subject: _Subject, needles: Needles) -> Settings:
+def _settings(request: EvaluationRequest, subject: Subject, needles: Needles) -> Settings:
     """How much is evaluated, which the model's positions must reach."""
-    longest = _positions(subject)
+    longest = positions(subject)
     context = request.context or min(DEFAULT_CONTEXT, longest)
     require(
         context <= longest,
@@ -105,7 +105,7 @@ def _settings(request: EvaluationRequest, subject: _Subject, needles: Needles) -
     )
 
 
-def _open(request: EvaluationRequest) -> _Subject:
+def open_subject(request: EvaluationRequest) -> Subject:
     source = open_source(request.model)
     if CONFIG_KEY not in source.config:
         require(
@@ -113,7 +113,7 @@ def _open(request: EvaluationRequest) -> _Subject:
             f"{request.model} was not written by quantmla: it is its own baseline",
             UsageError,
         )
-        return _Subject(source, None, adapter_for(source.config))
+        return Subject(source, None, adapter_for(source.config))
     config = read_manifest(source.config, request.model)
     base = open_source(request.baseline or config["base_model"])
     require(
@@ -121,10 +121,10 @@ def _open(request: EvaluationRequest) -> _Subject:
         f"{base.path} is not the checkpoint that {request.model} was made from: hashes differ",
         QuantMLAError,
     )
-    return _Subject(base, source, adapter_for(base.config))
+    return Subject(base, source, adapter_for(base.config))
 
 
-def _format(request: EvaluationRequest, subject: _Subject) -> ModelFormat:
+def format_asked(request: EvaluationRequest, subject: Subject) -> ModelFormat:
     """As asked, else as recorded, else c4r4."""
     fmt: ModelFormat = parse_format(request.format or "c4r4")
     if request.format is None and subject.fused is not None:
@@ -138,11 +138,13 @@ def _format(request: EvaluationRequest, subject: _Subject) -> ModelFormat:
     return each_layer(fmt, lambda one: replace(one, **changes))
 
 
-def _default_methods(subject: _Subject) -> tuple[str, ...]:
+def default_methods(subject: Subject) -> tuple[str, ...]:
     return BASELINES if subject.fused is not None else (*BASELINES, "quantmla")
 
 
-def _fitted(subject: _Subject, name: str, fmt: ModelFormat, device: str, progress: bool) -> Variant:
+def fitted_variant(
+    subject: Subject, name: str, fmt: ModelFormat, device: str, progress: bool
+) -> Variant:
     """A method on the base model, in the published quantiser where that is what it is."""
     method = load_method(name)
     used = each_layer(fmt, published) if method.PUBLISHED_FORMAT else fmt
@@ -201,12 +203,12 @@ def fit(
     return learned.transforms
 
 
-def _positions(subject: _Subject) -> int:
+def positions(subject: Subject) -> int:
     """Tokens that the model's positions reach."""
     config = transformers_config(subject.base.config, subject.adapter.model_type)
     return int(config.max_position_embeddings)
 
 
-def _loaded(path: Path, device: str) -> Any:
+def loaded_model(path: Path, device: str) -> Any:
     """In float32, so that only the cache differs between variants."""
     return load_model(path, torch.float32).to(device)

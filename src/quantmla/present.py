@@ -29,13 +29,19 @@ def show(report: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def show_rows(rows: Sequence[Row]) -> None:
-    """Prints result rows as a table; columns in the order of the first row, never cut short."""
+    """Prints result rows as a table; columns in the order of the first row, never cut short.
+
+    What is a table of its own in a row, such as figures by context, is for JSON only.
+    """
     table = Table(box=None, pad_edge=False)
+    nested = {name for name, value in (rows[0] if rows else {}).items() if _is_table(value)}
     for name in rows[0] if rows else ():
+        if name in nested:
+            continue
         side: Literal["left", "right"] = "left" if isinstance(rows[0][name], str) else "right"
         table.add_column(name, justify=side, no_wrap=True)
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(_text(value) for name, value in row.items() if name not in nested))
     Console(width=ANY_WIDTH).print(table)
 
 
@@ -51,6 +57,11 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _is_table(value: Any) -> bool:
+    several = isinstance(value, list | tuple) and bool(value)
+    return several and isinstance(value[0], Mapping)
 
 
 def _lines(report: Mapping[str, Any], indent: str) -> list[tuple[str, str]]:

@@ -135,6 +135,20 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequest:
+    """What `quantmla eval --tasks` was asked; `evaluation.limit` counts items of a task."""
+
+    evaluation: EvaluationRequest
+    tasks: tuple[str, ...]
+    output: str  # the run folder
+    data: str | None = None  # a folder of data files; None: the hub
+    engine: Literal["transformers", "vllm"] = "transformers"
+    resume: bool = False
+    max_new_tokens: int | None = None  # of every answer, where a task allows more
+    run_code: bool = False  # consent to run what the model writes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisRequest:
     """What `quantmla analyze` was asked."""
 

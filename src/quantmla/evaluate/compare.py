@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from quantmla.errors import UsageError, require
+from quantmla.evaluate.divergence import Bucket
 from quantmla.evaluate.perplexity import Progress, TextResult, measure_text, token_windows
 from quantmla.evaluate.retrieval import KINDS, Kind, Needle, make_needles, measure_recall
-from quantmla.evaluate.table import Row
+from quantmla.evaluate.table import ContextRow, Row
 from quantmla.evaluate.teacher_forced import latent_attentions
 from quantmla.evaluate.variant import Variant, require_equal_protection
 from quantmla.quant.layout import bf16_row_bytes, page_layout
@@ -119,8 +120,24 @@ def _row(variant: Variant, text: TextResult, recall: dict[str, float], size: flo
         perplexity=overall.perplexity,
         kl_mean=overall.kl_mean,
         kl_p99=overall.kl_p99,
+        kl_max=overall.kl_max,
         top1=overall.top1,
         recall=sum(recall.values()) / len(recall) if recall else None,
         tokens=overall.tokens,
         bytes_per_token=size,
+        by_context=tuple(_context_row(bucket) for bucket in text.buckets),
+    )
+
+
+def _context_row(bucket: Bucket) -> ContextRow:
+    found = bucket.divergence
+    return ContextRow(
+        first=bucket.first,
+        end=bucket.end,
+        tokens=found.tokens,
+        perplexity=found.perplexity,
+        kl_mean=found.kl_mean,
+        kl_p99=found.kl_p99,
+        kl_max=found.kl_max,
+        top1=found.top1,
     )

@@ -75,8 +75,14 @@ class QuantMLALayer(CacheLayerMixin):
         # beams and num_return_sequences repeat each row in place
         self.padding = [p for p in rows for _ in range(batch // len(rows))]
         latent_rank, rope_dim = key_states.shape[-1], value_states.shape[-1]
-        self.paged = PagedCache(self.fmt, latent_rank, rope_dim, batch, key_states.device)
+        self.paged = self.new_pages(latent_rank, rope_dim, batch, key_states.device)
         self.is_initialized = True
+
+    def new_pages(
+        self, latent_rank: int, rope_dim: int, batch: int, device: torch.device
+    ) -> PagedCache:
+        """What this layer's rows are kept in."""
+        return PagedCache(self.fmt, latent_rank, rope_dim, batch, device)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
