@@ -70,6 +70,15 @@ def test_values_of_one_label_share_a_row():
     assert "1.0 · 2.0" in dots(pair, X, "label")
 
 
+def test_intervals_of_one_row_lie_apart():
+    pair = [
+        Dot(label="m", value=v, text=str(v), colour="rope", interval=(v / 2, 2 * v))
+        for v in (1.0, 2.0)
+    ]
+    first, second = xs(dots(pair, X, "label"), "circle", "cy")
+    assert second - first == 8
+
+
 def test_a_stronger_cell_is_larger():
     row = [Cell(value=v, text="", tip="t") for v in (1.0, 10.0, 100.0)]
     strength = xs(heat([("r", row)], ["a", "b", "c"], "w", "l"), "rect", "fill-opacity")

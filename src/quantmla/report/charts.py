@@ -25,6 +25,7 @@ from quantmla.report.svg import (
 
 ROW, DENSE_ROW = 24, 15  # heights of a row with its gap: of few rows, of many
 MANY = 20
+APART = 8.0  # between intervals on one row
 DARK_FROM = 0.64  # a cell at least so strong carries light text
 
 
@@ -87,7 +88,9 @@ def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = 
     for index, members in enumerate(groups):
         y = 8 + height * (index + 0.5)
         parts.append(text(left, y + 4, members[0].label, "name", "end"))
-        parts += [_dot(row, scale, y) for row in members]
+        apart_by = APART if any(row.interval for row in members) else 0.0
+        middle = (len(members) - 1) / 2
+        parts += [_dot(row, scale, y + apart_by * (i - middle)) for i, row in enumerate(members)]
         parts.append(text(right + 10, y + 4, shown[index], "value"))
     return svg(bottom + 38, label, *parts)
 

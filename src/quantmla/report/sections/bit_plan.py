@@ -68,7 +68,7 @@ def _costs(data: Mapping[str, Any]) -> Markup:
             cells = [
                 Cell(
                     value=found[path, bits, layer],
-                    text=plain(1e4 * found[path, bits, layer], ".1f"),
+                    text=_shown(1e4 * found[path, bits, layer]),
                     tip=f"layer {layer}, {path} in {bits} bits: {found[path, bits, layer]:.2e}",
                 )
                 for layer in layers
@@ -78,6 +78,10 @@ def _costs(data: Mapping[str, Any]) -> Markup:
     words = "1e-4 nats per token, each alone; columns: layers"
     drawing = heat(rows, [str(layer) for layer in layers], words, title)
     return figure(title, drawing, how=how(data["measured"]))
+
+
+def _shown(cost: float) -> str:
+    return plain(cost, ".1f" if cost < 100 else ".0f")
 
 
 def _comparison(data: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Markup:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantmla.report.charts import Axis, Dot, dots
+from quantmla.report.charts import Axis, Dot, dots, legend
 from quantmla.report.collect import Record, RunFiles
 from quantmla.report.markup import Markup, el, figure, figures, join, number, numbers, plain, table
 from quantmla.report.provenance import CACHED, how, measured
 from quantmla.report.sections import Data, Headline
 from quantmla.report.sections.quality import colour
+from quantmla.report.svg import MARKS
 
 TITLE = "Tasks"
 COMMAND = "quantmla eval OUT --tasks paper-general --data DIR -o RUN"
@@ -146,23 +147,26 @@ def _comparisons(part: Mapping[str, Any]) -> Markup | None:
 
 
 def _drawing(part: Mapping[str, Any]) -> Markup:
+    found = {(row["task"], row["variant"]): row for row in part["results"]}
     drawn = []
     for task in part["tasks"]:
-        for row in part["results"]:
-            if row["task"] == task["name"]:
-                error = row["stderr"] or 0.0
+        for index, variant in enumerate(part["variants"]):
+            row = found.get((task["name"], variant["name"]))
+            if row is not None:
                 drawn.append(
                     Dot(
-                        label=f"{task['name']}, {row['variant']}",
+                        label=task["name"],
                         value=100 * row["score"],
                         text=plain(row["score"], ".1%"),
                         colour=colour(row["variant"]),
-                        interval=_around(row["score"], error),
-                        shape="square" if row["variant"] == "bf16" else "circle",
+                        interval=_around(row["score"], row["stderr"] or 0.0),
+                        shape=MARKS[index % len(MARKS)],
                     )
                 )
     axis = Axis(label="score, % (± one standard error)")
-    return figure("Scores", dots(drawn, axis, "Scores by task"), how=how(part["measured"]))
+    key = legend([(variant_name(v), colour(v["name"])) for v in part["variants"]])
+    drawing = join([dots(drawn, axis, "Scores by task"), key])
+    return figure("Scores", drawing, how=how(part["measured"]))
 
 
 def _around(score: float, error: float) -> tuple[float, float]:
