@@ -41,6 +41,14 @@ def test_both_ways_to_the_dark_theme_have_the_same_colours():
     assert set(light) == set(by_hand)
 
 
+def test_a_dark_page_is_printed_light():
+    outside = CSS[: CSS.index("@media")] + CSS[CSS.index("@media print") :]
+    assert "data-theme" not in outside
+    assert re.findall(r"@media screen[^{]*", CSS) == [
+        *("@media screen and (prefers-color-scheme: dark) ", "@media screen ")
+    ]
+
+
 @pytest.mark.parametrize("theme", themes()[:2], ids=["light", "dark"])
 def test_contrast(theme):
     for ground in ("page", "panel"):
