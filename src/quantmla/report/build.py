@@ -8,6 +8,8 @@ from quantmla import __version__
 from quantmla.errors import QuantMLAError
 from quantmla.manifest import CONFIG_KEY
 from quantmla.report.collect import SCHEMA, RunFiles
+from quantmla.report.learned import format_name
+from quantmla.report.markup import plain
 from quantmla.report.provenance import machine, versions
 from quantmla.report.sections import SECTIONS, section
 
@@ -57,7 +59,13 @@ def _run(run: RunFiles, name: str) -> Report:
 def _gather(run: RunFiles, key: str) -> Report | None:
     part = section(key)
     try:
-        return part.gather(run)
+        data = part.gather(run)
+        if data is not None:
+            data = dict(rounded(data))
+            for line in part.headlines(data):
+                plain(line.value, line.spec)
+            part.render(data)  # what cannot be shown is damaged, too
+        return data
     except DAMAGE as error:
         files = [record.name for kind in part.READS for record in run.of(kind)]
         raise QuantMLAError(
@@ -83,7 +91,8 @@ def _facts(run: RunFiles) -> Report:
     facts: dict[str, Any] = dict.fromkeys(("model", "base_sha256", "method", "format"))
     for record in run.records:
         for name, value in _facts_of(record).items():
-            facts[name] = facts[name] if facts[name] is not None else value
+            if facts[name] is None and isinstance(value, str):
+                facts[name] = value
     return facts
 
 
@@ -91,15 +100,13 @@ def _facts_of(record: Any) -> Report:
     data = record.data
     if record.kind == "checkpoint":
         found = data[CONFIG_KEY]
-        fmt = found["format"]
-        name = f"c{fmt['content_bits']}r{fmt['rope_bits']}"
         facts = {"model": found["base_model"], "base_sha256": found["base_sha256"]}
-        return facts | {"method": found["method"], "format": name}
+        return facts | {"method": found["method"], "format": format_name(record)}
     if record.kind == "analysis":
         return {"model": data.get("model"), "base_sha256": data.get("model_sha256")}
     if record.kind == "tasks":
-        model = data["model"]
-        return {"model": model.get("base") or model.get("id")}
+        model = data.get("model")
+        return {"model": model.get("base") or model.get("id")} if isinstance(model, dict) else {}
     if record.kind == "eval":
         return {"model": data["header"].get("model")}
     return {}

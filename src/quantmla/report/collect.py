@@ -111,6 +111,18 @@ def _records(folder: Path) -> Iterator[Record]:
         yield Record(str(path.relative_to(folder)), kind or "unknown", data)
 
 
+def _has_header(data: Mapping[str, Any]) -> bool:
+    """Whether a header, if there is one, has the entries that it has of the right kinds."""
+    for name in ("header", "environment"):
+        header = data.get(name, {})
+        if not isinstance(header, Mapping):
+            return False
+        kinds: dict[str, type] = {"versions": dict, "packages": dict, "gpus": list}
+        if not all(isinstance(header.get(key, kind()), kind) for key, kind in kinds.items()):
+            return False
+    return True
+
+
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -119,7 +131,9 @@ def _read(path: Path) -> Any:
 
 
 def _check(path: Path, kind: str | None, data: Any) -> None:
-    """Refuses results of another version, and runs without a result."""
+    """Refuses results of another version, without a result, or with a header that is none."""
+    if isinstance(data, Mapping):
+        require(_has_header(data), f"{path} is damaged: its header does not say where it was made")
     if kind == "checkpoint":
         read_manifest(data, str(path.parent))
     if kind in VERSIONS:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from quantmla.manifest import CONFIG_KEY
 from quantmla.report.collect import Record, RunFiles
 from quantmla.report.provenance import measured
 
@@ -28,7 +29,7 @@ def learned_layers(run: RunFiles) -> list[LearnedLayers]:
     for log in run.of("log"):
         beside = {r.kind: r for r in run.records if PurePath(r.name).parent == _folder(log)}
         checkpoint = beside.get("checkpoint")
-        name = _format(checkpoint) if checkpoint else str(_folder(log))
+        name = format_name(checkpoint) if checkpoint else str(_folder(log))
         found.append(LearnedLayers(name, log.data, log, beside.get("quantize")))
     return found
 
@@ -37,8 +38,9 @@ def _folder(record: Record) -> PurePath:
     return PurePath(record.name).parent
 
 
-def _format(checkpoint: Record) -> str:
-    fmt = checkpoint.data["quantmla_config"]["format"]
+def format_name(checkpoint: Record) -> str:
+    """Such as c4r4; `mixed` is added where layers have formats of their own."""
+    fmt = checkpoint.data[CONFIG_KEY]["format"]
     name = f"c{fmt['content_bits']}r{fmt['rope_bits']}"
     return f"{name}, mixed" if fmt.get("layers") else name
 

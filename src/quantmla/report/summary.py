@@ -26,8 +26,8 @@ def summary(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in escaped)])
 

@@ -37,6 +37,17 @@ def test_capacity_of_a_checkpoint():
     assert row["planes"] == planes | {"padding": 0.0}
 
 
+def test_capacity_of_layers_with_formats_of_their_own():
+    config = checkpoint()
+    own = config["quantmla_config"]
+    own["format"] = own["format"] | {"layers": {"0": {"content_bits": 2}}}
+    del own["layout"]
+    (row,) = gathered("capacity", {"config.json": config})["rows"]
+    assert row["format"] == "c4r4, mixed"
+    assert row["planes"] is None
+    assert row["bytes"] == (7 * 110 + 78) / 8
+
+
 def test_capacity_without_a_checkpoint_is_by_layer():
     (row,) = gathered("capacity", {"eval.json": evaluated()})["rows"]
     assert row["bytes"] == 110.0

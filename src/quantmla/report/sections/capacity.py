@@ -8,6 +8,7 @@ from quantmla.manifest import CONFIG_KEY
 from quantmla.quant.mixed import format_from_json
 from quantmla.report.charts import Axis, Stack, legend, stacks
 from quantmla.report.collect import Record, RunFiles
+from quantmla.report.learned import format_name
 from quantmla.report.markup import Markup, figure, figures, join, number, plain, table
 from quantmla.report.provenance import COMPUTED, how, measured
 from quantmla.report.sections import Data, Headline
@@ -57,7 +58,7 @@ def _of_checkpoint(record: Record) -> Data:
         planes = {name: (end - begin) / page for name, (begin, end) in spans.items()}
         planes["padding"] = per_layer - sum(planes.values())
     row = {
-        "format": size.format,
+        "format": format_name(record),
         "bytes": per_layer,
         "bf16_bytes": size.bf16_bytes_per_token / size.cached_layers,
         "layers": None,
@@ -95,6 +96,7 @@ def _with_layers(row: Data, layers: int) -> Data:
     return row | {
         "layers": layers,
         "model_bytes": row["bytes"] * layers,
+        "bf16_model_bytes": row["bf16_bytes"] * layers,
         "tokens_per_gb": int(GIGABYTE // (row["bytes"] * layers)),
         "bf16_tokens_per_gb": int(GIGABYTE // (row["bf16_bytes"] * layers)),
     }
@@ -126,7 +128,8 @@ def render(data: Mapping[str, Any]) -> Markup:
     ]
     first = rows[0]
     plain_cells = ["bf16", number(data["bf16_bytes"], ",.4g"), number(None, ""), number(None, "")]
-    if first.get("bf16_tokens_per_gb") is not None:
+    if first["layers"] is not None:
+        plain_cells[2] = number(first["bf16_model_bytes"], ",.0f")
         plain_cells[3] = number(first["bf16_tokens_per_gb"], ",d")
     body.append([*plain_cells, number(None, ""), number(None, "")])
     shown = table(head, body, caption="Size of the cache; a GB is 10⁹ bytes")

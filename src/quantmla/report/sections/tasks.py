@@ -16,6 +16,7 @@ COMMAND = "quantmla eval OUT --tasks paper-general --data DIR -o RUN"
 READS = ("tasks",)
 NEEDLES = "niah"
 SCORE = ("task", "variant", "metric", "score", "stderr", "recovery", "items")
+NUMBERS = {"score", "stderr", "recovery", "items", "difference", "p"}
 PAIR = ("task", "a", "b", "difference", "interval", "test", "p", "only_a", "only_b", "items")
 
 
@@ -50,7 +51,11 @@ def _gather(record: Record) -> Data:
 def _only(
     rows: Sequence[Mapping[str, Any]], keys: Sequence[str], tasks: Mapping[str, Any]
 ) -> list[Data]:
-    return [{key: row.get(key) for key in keys} for row in rows if row["task"] in tasks]
+    kept = [{key: row.get(key) for key in keys} for row in rows if row["task"] in tasks]
+    for row in kept:
+        for key in NUMBERS & set(keys):
+            plain(row[key], ".3f")  # a TypeError or ValueError for what is no number
+    return kept
 
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
