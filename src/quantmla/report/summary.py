@@ -83,7 +83,8 @@ def model_card(run: Run) -> str:
         "## Optimizations\n\n"
         "The cached latents and rope keys are stored in few bits. A change of basis that makes "
         "them easier to quantise is folded into the weights: nothing runs at decode for it.",
-        "## Deployment\n\n    quantmla serve OUT\n\nor, in transformers, with `QuantMLACache`.",
+        "## Deployment\n\nIn transformers with `QuantMLACache`; in any engine with an unquantised "
+        "cache.",
         f"## Creation\n\n    quantmla quantize {base} -o OUT --format {fmt.lower()}",
         "## Evaluation\n\n" + "\n\n".join(_evaluation(run) or ["Not evaluated."]),
         "Figures come from " + ", ".join(f"`{name}`" for name in files) + ".",

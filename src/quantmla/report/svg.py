@@ -12,7 +12,6 @@ from itertools import pairwise
 from quantmla.report.markup import Markup, el
 
 WIDTH = 384
-FONT = 12
 CHAR = 6.6  # mean width of a character of the labels
 MARKS = ("circle", "square", "triangle", "diamond")
 
@@ -117,10 +116,10 @@ def polyline(points: Sequence[tuple[float, float]], cls: str, tip: str) -> Marku
     )
 
 
-def svg(height: float, label: str, *children: object, width: float = WIDTH) -> Markup:
+def svg(height: float, label: str, *children: object) -> Markup:
     """The drawing; `label` says to a screen reader what it shows."""
-    size = f"0 0 {width:g} {math.ceil(height):g}"
-    style = f"max-width:{width * 1.3:.0f}px"
+    size = f"0 0 {WIDTH} {math.ceil(height)}"
+    style = f"max-width:{WIDTH * 1.3:.0f}px"
     return el("svg", *children, viewBox=size, role="img", aria_label=label, style=style)
 
 

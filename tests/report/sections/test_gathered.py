@@ -101,7 +101,7 @@ def test_logs_of_before_channels_were_kept():
     assert gathered("layers", {"quantmla_log.json": older}) is not None
 
 
-def test_cost_says_on_which_machine():
+def test_r37_the_peak_memory_and_its_machine_are_in_the_report():
     files = {"out/quantmla_log.json": log(), "out/quantmla_run.json": run_record()}
     (part,) = gathered("cost", files)["parts"]
     assert part["seconds"] == 33.0
