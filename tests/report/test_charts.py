@@ -70,6 +70,13 @@ def test_values_of_one_label_share_a_row():
     assert "1.0 · 2.0" in dots(pair, X, "label")
 
 
+def test_a_long_name_is_cut_and_its_tip_is_whole():
+    name = "a job with a very long name indeed"
+    drawn = dots([Dot(label=name, value=1.0, text="1", colour="rope")], X, "label")
+    assert f"<title>{name}</title>a job with" in drawn
+    assert "…</text>" in drawn
+
+
 def test_intervals_of_one_row_lie_apart():
     pair = [
         Dot(label="m", value=v, text=str(v), colour="rope", interval=(v / 2, 2 * v))

@@ -25,6 +25,7 @@ from quantmla.report.svg import (
 
 ROW, DENSE_ROW = 24, 15  # heights of a row with its gap: of few rows, of many
 MANY = 20
+LABEL_ROOM = 156.0  # left of the axis
 APART = 8.0  # between intervals on one row
 DARK_FROM = 0.64  # a cell at least so strong carries light text
 
@@ -69,7 +70,15 @@ class Series:
 
 
 def _left(labels: Sequence[str]) -> float:
-    return min(150.0, 10 + CHAR * max(map(len, labels), default=0))
+    """Room for row names: at most LABEL_ROOM."""
+    return min(LABEL_ROOM, 10 + CHAR * max(map(len, labels), default=0))
+
+
+def _name(x: float, y: float, words: str) -> Markup:
+    """A row's name, cut to its room; the tip has it whole."""
+    most = int((LABEL_ROOM - 10) / CHAR)
+    shown = words if len(words) <= most else words[: most - 1] + "…"
+    return el("text", el("title", words), shown, x=x, y=y, class_="name", text_anchor="end")
 
 
 def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = None) -> Markup:
@@ -87,7 +96,7 @@ def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = 
         parts.append(line(scale(reference), 4, scale(reference), bottom, "reference"))
     for index, members in enumerate(groups):
         y = 8 + height * (index + 0.5)
-        parts.append(text(left, y + 4, members[0].label, "name", "end"))
+        parts.append(_name(left, y + 4, members[0].label))
         apart_by = APART if any(row.interval for row in members) else 0.0
         middle = (len(members) - 1) / 2
         parts += [_dot(row, scale, y + apart_by * (i - middle)) for i, row in enumerate(members)]
@@ -122,7 +131,7 @@ def stacks(rows: Sequence[Stack], axis: Axis, label: str) -> Markup:
     drawn: list[Markup] = [x_axis(scale, bottom, axis.label, 4)]
     for index, row in enumerate(rows):
         y, done = 8 + 30.0 * index + 5, 0.0
-        drawn.append(text(left, y + 14, row.label, "name", "end"))
+        drawn.append(_name(left, y + 14, row.label))
         for name, size, colour in row.parts:
             begin, end = scale(done), scale(done + size)
             box = (begin, y, end - begin - (2 if end - begin > 4 else 0), 20)
@@ -197,7 +206,7 @@ def heat(
     ]
     for r, (name, cells) in enumerate(rows):
         y = top + height * r
-        parts.append(text(left, y + height / 2 + 4, name, "name", "end"))
+        parts.append(_name(left, y + height / 2 + 4, name))
         for i, cell in enumerate(cells):
             box = (left + 8 + width * i, y, width - 1, height - 1)
             parts.append(_heat_cell(box, cell, strength))

@@ -87,7 +87,7 @@ def _shown(cost: float) -> str:
 def _comparison(data: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Markup:
     drawn = [
         Dot(
-            label=f"{row['name']}"[:22],
+            label=row["name"],
             value=row["kl_mean"],
             text=plain(row["kl_mean"], ".4f"),
             colour="quantmla" if row["name"].startswith("plan") else "other",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from quantmla.report.charts import Axis, Dot, dots
+from quantmla.report.charts import Axis, Dot, dots, legend
 from quantmla.report.collect import RunFiles
 from quantmla.report.markup import Markup, figure, figures, join, number, plain, table
 from quantmla.report.provenance import how, measured
@@ -14,6 +14,7 @@ TITLE = "Serving"
 COMMAND = "python benchmarks/bench_serve.py"
 READS = ("serve",)
 KIND = "native kernels in vllm, no weights (random), medians of the repeats"
+COLOURS = {"c4r4": "quantmla", "c2r4": "paper"}
 FIGURES = {
     "pool_tokens": ("pool, tokens", ",.0f", 1),
     "output_tok_s": ("output tok/s", ",.0f", 1),
@@ -76,16 +77,19 @@ def render(data: Mapping[str, Any]) -> Markup:
 def _drawing(data: Mapping[str, Any]) -> Markup | None:
     drawn = [
         Dot(
-            label=f"{row['job']}, {row['variant']}",
+            label=row["job"],
             value=row["ratio"],
             text=plain(row["ratio"], ".2f"),
-            colour="quantmla" if row["variant"] == "c4r4" else "paper",
+            colour=COLOURS.get(row["variant"], "other"),
         )
         for row in data["rows"]
         if row["ratio"] is not None and row["variant"] != "bf16"
     ]
     if not drawn:
         return None
+    variants = dict.fromkeys(row["variant"] for row in data["rows"] if row["variant"] != "bf16")
     title = "Output tokens a second against bf16 in the same bytes"
     axis = Axis(label="times bf16; 1 is as fast", zero=True)
-    return figure(title, dots(drawn, axis, title, reference=1.0), how=how(data["measured"]))
+    key = legend([(name, COLOURS.get(name, "other")) for name in variants])
+    drawing = join([dots(drawn, axis, title, reference=1.0), key])
+    return figure(title, drawing, how=how(data["measured"]))
