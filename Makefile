@@ -8,14 +8,14 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 VLLM := tests/serve/vllm/requirements.txt
 
-.PHONY: demo test lint bench gpu-test serve-test clean
+.PHONY: demo test lint bench report browser-test gpu-test serve-test clean
 
 demo: $(STAMP)  ## quantize the embedded model and measure what it cost
 	$(BIN)/quantmla quantize nano -o out/nano-c4r4 --overwrite
 	$(BIN)/quantmla eval out/nano-c4r4 --baseline nano
 
 test: lint  ## what CI runs
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not gpu"
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not gpu and not browser"
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -25,6 +25,17 @@ lint: $(STAMP)
 
 bench: $(STAMP)  ## the quality table of the embedded model, to benchmarks/results
 	$(BIN)/python benchmarks/bench_quality.py --work out/bench
+
+report: $(STAMP)  ## one run of quantize on nano, recorded, and docs/nano_report.html
+	$(BIN)/quantmla quantize nano -o out/nano-c4r4 --overwrite
+	$(BIN)/python benchmarks/record_run.py out/nano-c4r4
+	$(BIN)/python docs/make_report.py
+
+# pip brings no browser: on Debian `apt-get install chromium` does
+browser-test: $(STAMP)  ## the report in a real browser
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null \
+		|| { echo "browser-test: no chromium on the PATH; apt-get install chromium" >&2; exit 1; }
+	$(BIN)/python -m pytest -m browser tests/report/test_browser.py
 
 # A GPU's torch is the machine's own: the pinned environment may hold a CPU build. Only files with
 # GPU tests are collected, so that the machine need not have what the others import.

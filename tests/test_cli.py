@@ -36,6 +36,7 @@ FLAGS = {
         *("MODEL", "-o/--output", "--preset", "--studies", "--text", "--budget"),
         *("--device", "--resume", "--overwrite", "--json", "--quiet"),
     ],
+    "report": ["RUN", "-o/--output", "--overwrite", "--json"],
     "bench": [
         *("WHAT", "--backend", "--format", "--cases", "--seconds", "--libraries", "--output"),
     ],

@@ -41,6 +41,7 @@ OURS = {"method": "quantmla", "options": {"steps": 3, "rope_steps": 3}}
 FLOAT32_FLOOR = 1e-4  # of logits, relative: as in tests/fuse/test_checkpoint.py
 WRITTEN = {
     *("recipe.yaml", "quantmla_log.csv", "quantmla_log.json", "README.md", FILE_NAME),
+    "quantmla_run.json",
 }
 
 

@@ -18,6 +18,7 @@ from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, po
 from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.eval_command import evaluation_command, evaluation_flags
+from quantmla.report.command import report_command, report_flags
 from quantmla.serving import flags as serving
 
 INTERRUPTED = 130
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     what = "Measure what a low-bit cache costs in quality."
     evaluation_flags(add("eval", evaluation_command, what))
     _analyze_flags(add("analyze", _analyze, "Study what cache errors do to attention, and why."))
+    report_flags(add("report", report_command, "Write one page about runs from their results."))
     bench.add_flags(add("bench", bench.run, "Time the kernels on a GPU, beside BF16 ones."))
     serving.add_flags(add("serve", serving.run, "Serve what quantize wrote with vLLM."))
     _json_flag(add("doctor", _doctor, "Show versions, GPUs and what works on this machine."))

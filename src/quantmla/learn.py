@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError
 from quantmla.method import load_method
 from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_errors
+from quantmla.method.spread import Spread, cached_spread
 from quantmla.quant.mixed import ModelFormat
 from quantmla.transform.layer import LayerTransform, identity
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
@@ -55,6 +56,7 @@ class LayerLog:
     seconds: float
     peak_bytes: int  # of device memory on a GPU, else of the process
     history: tuple[tuple[str, int, float], ...]  # path, step, held-out objective
+    spread: Mapping[str, Spread] = field(default_factory=dict)  # before and after
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,10 @@ def _fit_site(
         seconds=time.perf_counter() - began,
         peak_bytes=_peak_bytes(device),
         history=tuple(tuple(v) for v in fitted.history),  # type: ignore[misc]
+        spread={
+            "before": cached_spread(layer, plain),
+            "after": cached_spread(layer, fitted.transform),
+        },
     )
     return fitted.transform, log
 

@@ -25,6 +25,7 @@ from quantmla.progress import bars, say
 from quantmla.quant.layout import layout_for
 from quantmla.quant.mixed import ModelFormat, distinct_formats, require_layers
 from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
+from quantmla.run_record import run_record
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
 from quantmla.workdir import empty_workdir
@@ -182,7 +183,8 @@ def _write(
         FILE_NAME: transforms_to_bytes(learned.transforms),
         "recipe.yaml": to_yaml(recipe),
         "quantmla_log.csv": log_table(learned.logs),
-        "quantmla_log.json": json.dumps([asdict(log) for log in learned.logs], indent=1) + "\n",
+        "quantmla_log.json": json.dumps([asdict(log) for log in learned.logs]) + "\n",
+        "quantmla_run.json": run_record(),
         "README.md": model_card(config, learned.logs),
     }
     report = fuse_checkpoint(

@@ -1,0 +1,40 @@
+"""Keeps the small result files of one `quantize` run: `python benchmarks/record_run.py OUT`.
+
+They go to benchmarks/results/NAME, where NAME is OUT's, with what `verify` finds as verify.json.
+Weights, tokenizer, transforms and recipe stay where they are.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+from pathlib import Path
+
+from quantmla import pipeline
+from quantmla.doctor import gpus, versions
+
+RESULTS = Path(__file__).with_name("results")
+KEPT = ("config.json", "quantmla_log.json", "quantmla_run.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="a folder that quantize wrote")
+    out = parser.parse_args().output
+    found = pipeline.verify(str(out), against=None)
+    header = {
+        "versions": versions(),
+        "gpus": [gpu["name"] for gpu in gpus()],
+        "processor": platform.machine(),
+    }
+    folder = RESULTS / out.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        shutil.copyfile(out / name, folder / name)
+    text = json.dumps({"header": header, **found}, indent=1) + "\n"
+    (folder / "verify.json").write_text(text)
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One self-contained page about runs of quantize, eval, analyze and bench."""

@@ -1,0 +1,146 @@
+"""What a run folder holds: result files of quantize, verify, eval, analyze and bench, by kind.
+
+A run is a folder; its JSON files and those of its immediate subfolders are looked at, and known by
+their content, so that files may have any name. Files that are none of ours are left alone.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.manifest import CONFIG_KEY, read_manifest
+
+SCHEMA = "quantmla-report"
+NOT_RESULTS = {  # of a checkpoint; may be large
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "added_tokens.json",
+}
+VERSIONS = {"analysis": 1, "tasks": 1, "quantize": 1}  # that this release reads
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One result file: its name within the run, what it is, what it holds."""
+
+    name: str
+    kind: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """All result files of one run, in the order of their names."""
+
+    name: str
+    records: tuple[Record, ...]
+
+    def of(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record.kind == kind]
+
+    def newest(self, kind: str) -> Record | None:
+        """The last by name, whose dates are at the end."""
+        return next(reversed(self.of(kind)), None)
+
+
+def _rows(data: Any, *keys: str) -> bool:
+    rows = data.get("rows") if isinstance(data, Mapping) else None
+    return (
+        isinstance(rows, list)
+        and bool(rows)
+        and any(isinstance(row, Mapping) and set(keys) <= set(row) for row in rows)
+    )
+
+
+def _has(data: Any, *keys: str) -> bool:
+    return isinstance(data, Mapping) and set(keys) <= set(data)
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "checkpoint": lambda d: _has(d, CONFIG_KEY),
+    "log": lambda d: (
+        isinstance(d, list) and bool(d) and _has(d[0], "prefix", "before", "after", "history")
+    ),
+    "quantize": lambda d: _has(d, "schema") and d["schema"] == "quantmla-quantize",
+    "verify": lambda d: _has(d, "largest_fold_error", "nll_drift", "layers"),
+    "analysis": lambda d: _has(d, "studies", "summary", "model_studies", "layers"),
+    "tasks": lambda d: _has(d, "schema") and d["schema"] == "quantmla-tasks",
+    "bit_plan": lambda d: _has(d, "costs", "plan") and _rows(d, "predicted_kl"),
+    "eval": lambda d: _has(d, "header") and _rows(d, "method", "format", "kl_mean"),
+    "calibration": lambda d: _rows(d, "shape", "seconds", "peak_gib"),
+    "decode": lambda d: _rows(d, "backend", "heads", "us", "baseline_us"),
+    "append": lambda d: _rows(d, "backend", "job", "gb_per_s"),
+    "native": lambda d: _rows(d, "cache", "ms_per_step"),
+    "serve": lambda d: _rows(d, "job", "variant", "output_tok_s"),
+}
+
+
+def collect(folder: str) -> RunFiles:
+    """The result files of one run folder.
+
+    Raises UsageError where there is no such folder or nothing in it, QuantMLAError for a file that
+    is damaged or of another version.
+    """
+    path = Path(folder)
+    require(path.exists(), f"run {folder} does not exist", UsageError)
+    require(path.is_dir(), f"run {folder} is not a folder", UsageError)
+    records = tuple(_records(path))
+    require(
+        bool(records),
+        f"run {folder} is empty: it holds no results of quantize, verify, eval, analyze or bench",
+        UsageError,
+    )
+    return RunFiles(path.resolve().name, records)
+
+
+def _records(folder: Path) -> Iterator[Record]:
+    for path in sorted({*folder.glob("*.json"), *folder.glob("*/*.json")}):
+        if path.name in NOT_RESULTS or path.name.endswith(".index.json") or not path.is_file():
+            continue
+        data = _read(path)
+        kind = next((kind for kind, fits in KINDS.items() if fits(data)), None)
+        if kind is None and not (isinstance(data, Mapping) and isinstance(data.get("rows"), list)):
+            continue  # a config of a plain checkpoint, an earlier report, another program's file
+        _check(path, kind, data)
+        yield Record(str(path.relative_to(folder)), kind or "unknown", data)
+
+
+def _has_header(data: Mapping[str, Any]) -> bool:
+    """Whether a header, if there is one, has the entries that it has of the right kinds."""
+    for name in ("header", "environment"):
+        header = data.get(name, {})
+        if not isinstance(header, Mapping):
+            return False
+        kinds: dict[str, type] = {"versions": dict, "packages": dict, "gpus": list}
+        if not all(isinstance(header.get(key, kind()), kind) for key, kind in kinds.items()):
+            return False
+    return True
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise QuantMLAError(f"{path} is not JSON: {error}") from None
+
+
+def _check(path: Path, kind: str | None, data: Any) -> None:
+    """Refuses results of another version, without a result, or with a header that is none."""
+    if isinstance(data, Mapping):
+        require(_has_header(data), f"{path} is damaged: its header does not say where it was made")
+    if kind == "checkpoint":
+        read_manifest(data, str(path.parent))
+    if kind in VERSIONS:
+        found = data.get("version")
+        require(
+            found == VERSIONS[kind],
+            f"{path} has version {found!r}, not {VERSIONS[kind]}, the one this release reads",
+        )
+    if kind == "tasks":
+        require(bool(data.get("results")), f"{path} is an empty run: no task is finished in it")

@@ -1,0 +1,93 @@
+"""What learning took: seconds and memory by layer, and at the sizes of larger models."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantmla.report.charts import Axis, Series, lines
+from quantmla.report.collect import RunFiles
+from quantmla.report.learned import learned_layers, short
+from quantmla.report.markup import Markup, figure, figures, join, number, table
+from quantmla.report.provenance import how, measured
+from quantmla.report.sections import Data, Headline
+
+TITLE = "Cost of calibration"
+COMMAND = "quantmla quantize MODEL -o OUT"
+READS = ("log", "checkpoint", "quantize", "calibration")
+TIMED = "learning and error measurement of one layer, wall time"
+
+
+def gather(run: RunFiles) -> Data | None:
+    parts = []
+    for found in learned_layers(run):
+        layers = [{"layer": short(x["prefix"]), "seconds": x["seconds"]} for x in found.layers]
+        parts.append(
+            {
+                "name": found.name,
+                "layers": layers,
+                "seconds": sum(x["seconds"] for x in found.layers),
+                "peak_gib": max(x["peak_bytes"] for x in found.layers) / 2**30,
+                "measured": found.measured(TIMED),
+            }
+        )
+    record = run.newest("calibration")
+    shapes = None
+    if record is not None:
+        rows = [dict(row) for row in record.data["rows"]]
+        shapes = {"rows": rows, "measured": measured(record, f"{TIMED}, random activations")}
+    return {"parts": parts, "shapes": shapes} if parts or shapes else None
+
+
+def headlines(data: Mapping[str, Any]) -> list[Headline]:
+    """Of the run's first checkpoint, whatever its format: formats are what runs differ in."""
+    return [
+        found
+        for part in data["parts"][:1]
+        for found in (
+            Headline("seconds to learn", part["seconds"], ",.0f", "lower"),
+            Headline("peak memory to learn, GiB", part["peak_gib"], ".2f", "lower"),
+        )
+    ]
+
+
+def render(data: Mapping[str, Any]) -> Markup:
+    parts: list[Markup] = []
+    if data["parts"]:
+        body = [
+            [
+                part["name"].upper(),
+                number(len(part["layers"]), "d"),
+                number(part["seconds"], ",.1f"),
+                number(part["peak_gib"], ".2f"),
+            ]
+            for part in data["parts"]
+        ]
+        head = ("cache", "layers", "seconds, all layers", "peak memory, GiB")
+        parts += [table(head, body, caption="Learning"), figures(*map(_drawing, data["parts"]))]
+    if data["shapes"]:
+        body = [
+            [
+                row["shape"],
+                row["method"],
+                number(row["tokens"], ",d"),
+                number(row["seconds"], ".1f"),
+                number(row["peak_gib"], ".2f"),
+            ]
+            for row in data["shapes"]["rows"]
+        ]
+        names = ("shape of one layer", "method", "tokens", "seconds", "peak memory, GiB")
+        parts += [table(names, body, caption="One layer of larger models")]
+        parts.append(how(data["shapes"]["measured"]))
+    return join(parts)
+
+
+def _drawing(part: Mapping[str, Any]) -> Markup:
+    rows = list(enumerate(part["layers"]))
+    series = Series(
+        name="seconds",
+        colour="quantmla",
+        points=[(index, row["seconds"]) for index, row in rows],
+        tips=[f"layer {row['layer']}: {row['seconds']:.1f} s" for _, row in rows],
+    )
+    title = f"Seconds by layer, {part['name'].upper()}"
+    drawing = lines([series], Axis(label="layer"), Axis(label="seconds", zero=True), title)
+    return figure(title, drawing, how=how(part["measured"]))

@@ -1,0 +1,62 @@
+"""The four files of a report, written together: page, numbers, summary, card."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quantmla.errors import UsageError, require
+from quantmla.report.build import build
+from quantmla.report.collect import SCHEMA, collect
+from quantmla.report.page import page
+from quantmla.report.summary import model_card, summary
+from quantmla.workdir import write_whole
+
+SUMMARY, CARD = "summary.md", "model_card.md"
+
+
+def write_report(runs: Sequence[str], output: str, *, overwrite: bool) -> Mapping[str, Any]:
+    """Collects, builds and writes; returns what was written and the sections that are in it.
+
+    UsageError before anything is read for an output that cannot be meant or would replace files.
+    """
+    paths = _paths(Path(output), overwrite)
+    report = build([collect(run) for run in runs])
+    texts = {
+        "numbers": json.dumps(report, indent=1, ensure_ascii=False) + "\n",
+        "summary": summary(report),
+        "page": page(report),
+    }
+    if len(runs) == 1:
+        texts["card"] = model_card(report["runs"][0])
+    for name, text in texts.items():
+        write_whole(paths[name], text.encode())
+    found = {key for run in report["runs"] for key in run["sections"]}
+    written = [str(paths[name]) for name in texts]
+    return {"written": written, "runs": len(runs), "sections": sorted(found)}
+
+
+def _paths(output: Path, overwrite: bool) -> dict[str, Path]:
+    """Where each file goes; those of an earlier report may be replaced, others not unasked."""
+    require(
+        output.suffix == ".html",
+        f"output {output} must be a file that ends in .html, such as report.html",
+        UsageError,
+    )
+    require(output.parent.is_dir(), f"the folder of {output} does not exist", UsageError)
+    names = {"page": output.name, "numbers": f"{output.stem}.json", "summary": SUMMARY}
+    paths = {key: output.parent / name for key, name in (names | {"card": CARD}).items()}
+    taken = [path for path in paths.values() if path.exists()]
+    require(
+        overwrite or not taken or _is_report(paths["numbers"]),
+        f"{', '.join(map(str, taken))} would be replaced: choose another folder, or --overwrite",
+        UsageError,
+    )
+    return paths
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8"))["schema"] == SCHEMA)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False

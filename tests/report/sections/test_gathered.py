@@ -1,0 +1,150 @@
+"""What each section takes from the files, against sums done by hand."""
+
+import pytest
+from report_samples import (
+    checkpoint,
+    decode,
+    eval_row,
+    evaluated,
+    files_of,
+    log,
+    run_record,
+    serve,
+    tasks,
+)
+
+from quantmla.report.collect import KINDS, Record, RunFiles
+from quantmla.report.sections import section
+
+
+def gathered(key, files):
+    """What a section gathers from files by name."""
+
+    def kind(data):
+        return next(kind for kind, fits in KINDS.items() if fits(data))
+
+    records = tuple(Record(name, kind(data), data) for name, data in sorted(files.items()))
+    return section(key).gather(RunFiles("run", records))
+
+
+def test_capacity_of_a_checkpoint():
+    (row,) = gathered("capacity", {"config.json": checkpoint()})["rows"]
+    assert row["bytes"] == 110.0
+    assert row["bf16_bytes"] == 384.0
+    assert row["factor"] == 384 / 110
+    assert row["tokens_per_gb"] == 10**9 // (8 * 110)
+    planes = {"content": 64.0, "rope": 32.0, "scales": 8.0, "zero_points": 4.0, "mean": 2.0}
+    assert row["planes"] == planes | {"padding": 0.0}
+
+
+def test_capacity_of_layers_with_formats_of_their_own():
+    config = checkpoint()
+    own = config["quantmla_config"]
+    own["format"] = own["format"] | {"layers": {"0": {"content_bits": 2}}}
+    del own["layout"]
+    (row,) = gathered("capacity", {"config.json": config})["rows"]
+    assert row["format"] == "c4r4, mixed"
+    assert row["planes"] is None
+    assert row["bytes"] == (7 * 110 + 78) / 8
+
+
+def test_capacity_without_a_checkpoint_is_by_layer():
+    (row,) = gathered("capacity", {"eval.json": evaluated()})["rows"]
+    assert row["bytes"] == 110.0
+    assert "tokens_per_gb" not in row
+
+
+def test_of_two_evaluations_the_longer_counts():
+    short = evaluated(5.0)
+    for row in short["rows"]:
+        row["tokens"] = 100
+    found = gathered("quality", {"a.json": evaluated(), "b.json": short})
+    group = found["groups"][0]
+    assert [row["method"] for row in group["rows"]] == ["bf16", "rtn", "quantmla"]
+    assert group["rows"][2]["kl_mean"] == 0.0031
+    assert group["measured"]["n"] == 12282
+    assert group["measured"]["file"] == "a.json"
+
+
+def test_quality_without_the_first_row():
+    alone = {"header": {}, "rows": [eval_row("rtn", "c2r4", 0.1)]}
+    (group,) = gathered("quality", {"a.json": alone})["groups"]
+    assert [row["method"] for row in group["rows"]] == ["rtn"]
+
+
+def test_context_leaves_out_what_has_no_divergence():
+    (bare, kept) = gathered("context", {"eval.json": evaluated()})["groups"]
+    assert bare["recent"] is None
+    assert kept["recent"] == 128
+    assert [b["end"] for b in bare["methods"]["rtn"]] == [64, 128, 256]
+
+
+def test_learning_curves_are_shares_of_each_phase():
+    (part,) = gathered("learning", {"quantmla_log.json": log()})["parts"]
+    first = [c for c in part["curves"] if c["layer"] == "0"]
+    assert [(c["path"], c["phase"]) for c in first] == [("content", 0), ("content", 1), ("rope", 0)]
+    assert first[0]["points"] == [[0, 1.0], [10, 0.5]]
+    assert first[1]["points"] == [[10, 1.0], [15, 0.95]]
+
+
+def test_channels_are_relative_to_their_layer_and_sorted():
+    content, rope = gathered("channels", {"quantmla_log.json": log()})["parts"]
+    rms = (21 / 3) ** 0.5
+    assert content["panels"][0]["before"] == [4 / rms, 2 / rms, 1 / rms]
+    assert rope["panels"][0]["before"] == [3 / 5**0.5, 1 / 5**0.5]
+    assert content["flatness"][0]["before"] == 4 / rms
+
+
+def test_logs_of_before_channels_were_kept():
+    older = [{k: v for k, v in layer.items() if k != "spread"} for layer in log()]
+    assert gathered("channels", {"quantmla_log.json": older}) is None
+    assert gathered("layers", {"quantmla_log.json": older}) is not None
+
+
+def test_r37_the_peak_memory_and_its_machine_are_in_the_report():
+    files = {"out/quantmla_log.json": log(), "out/quantmla_run.json": run_record()}
+    (part,) = gathered("cost", files)["parts"]
+    assert part["seconds"] == 33.0
+    assert part["peak_gib"] == 1.0
+    assert part["measured"]["machine"] == "CPU x86_64"
+    assert part["measured"]["file"] == "out/quantmla_log.json"
+
+
+def test_needles_and_tasks_share_a_file():
+    (part,) = gathered("tasks", {"tasks.json": tasks()})["parts"]
+    assert {row["task"] for row in part["results"]} == {"piqa"}
+    (part,) = gathered("needles", {"tasks.json": tasks()})["parts"]
+    assert [(r["kind"], r["length"], r["score"]) for r in part["results"]] == [
+        ("single_1", 1024, 1.0),
+        ("single_1", 1024, 0.75),
+    ]
+
+
+def test_serving_is_the_median_against_bf16():
+    bare, packed = gathered("serving", {"serve.json": serve()})["rows"]
+    assert bare["output_tok_s"] == 105.0
+    assert packed["ratio"] == pytest.approx(250 / 105)
+    assert packed["tpot_p50"] == pytest.approx(12.0)
+
+
+def test_kernels_keep_what_was_measured():
+    found = gathered("kernels", {"decode.json": decode()})
+    assert [row["ratio"] for row in found["decode"]["rows"]] == [0.63, 1.8]
+    assert found["decode"]["measured"]["machine"] == "NVIDIA H200, driver 580"
+
+
+def test_predicted_ratios_are_trace_times_allocation_times_gamma():
+    found = gathered("predictor", {"analysis.json": files_of()["analysis.json"]})
+    first = found["points"][0]
+    expected = 2.718281828459045**-0.2 * (0.4 / 0.1) * (1.0 / 1.2)
+    assert first["predicted"] == pytest.approx(expected)
+    assert first["measured"] == pytest.approx(0.5 / 0.2)
+
+
+def test_a_plan_of_a_benchmark_comes_before_the_study_s():
+    files = {name: files_of()[name] for name in ("analysis.json", "bit_plan.json")}
+    assert gathered("bit_plan", files)["rows"]
+    del files["bit_plan.json"]
+    found = gathered("bit_plan", files)
+    assert found["rows"] == []
+    assert found["plan"]["budget"] == 94.0

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+from report_samples import evaluated, write_run
+
+from quantmla.cli import main
+from quantmla.errors import QuantMLAError, UsageError
+from quantmla.report.page import page
+from quantmla.report.write import write_report
+
+
+def test_the_page_is_written_from_the_saved_numbers(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    out = tmp_path / "report.html"
+    assert main(["report", str(run), "-o", str(out)]) == 0
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert page(found) == out.read_text()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"run", "report.html", "report.json", "summary.md", "model_card.md"}
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_several_runs_have_no_card(tmp_path):
+    runs = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    write_report(runs, str(tmp_path / "report.html"), overwrite=False)
+    assert not (tmp_path / "model_card.md").exists()
+
+
+def test_an_earlier_report_is_replaced_other_files_are_not(tmp_path):
+    run = str(write_run(tmp_path / "run", {"eval.json": evaluated()}))
+    out = tmp_path / "report.html"
+    write_report([run], str(out), overwrite=False)
+    write_report([run], str(out), overwrite=False)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "summary.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"summary\.md would be replaced"):
+        write_report([run], str(other / "report.html"), overwrite=False)
+    assert (other / "summary.md").read_text() == "mine"
+    write_report([run], str(other / "report.html"), overwrite=True)
+    assert (other / "summary.md").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [("report.txt", "must be a file that ends in .html"), ("no/report.html", "does not exist")],
+)
+def test_an_output_that_cannot_be_meant(tmp_path, output, words):
+    run = str(write_run(tmp_path / "run", {"eval.json": evaluated()}))
+    with pytest.raises(UsageError, match=words):
+        write_report([run], str(tmp_path / output), overwrite=False)
+
+
+def test_a_damaged_run_leaves_nothing_behind(tmp_path):
+    run = write_run(tmp_path / "run", {"eval.json": evaluated()})
+    (run / "eval.json").write_text("{")
+    with pytest.raises(QuantMLAError):
+        write_report([str(run)], str(tmp_path / "report.html"), overwrite=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_wrong_run_is_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none"), "-o", str(tmp_path / "r.html")]) == 2
+    assert capsys.readouterr().err == f"quantmla: error: run {tmp_path / 'none'} does not exist\n"
