@@ -35,6 +35,7 @@ template <int OWN, int OTHER> DEVICE void take_turn(const Place& at, const Turn&
   float s[H2], x[H2];
   u32 p[H2 / 2], v[4][4];
   bool raise = false;
+  int shift = 0;
   u32 own_tiles = probability_tiles(at.group), other_tiles = probability_tiles(at.group ^ 1);
   if (OWN) {
     Slot slot = slot_of(t.page);
@@ -51,7 +52,8 @@ template <int OWN, int OTHER> DEVICE void take_turn(const Place& at, const Turn&
   mma_wait<OTHER>();
   if (OWN) {
     settle(s);
-    raise = weigh(at, s, x) > MOST || first;
+    shift = SHIFTED ? lds32(slot_of(t.page).prepared + SHIFT) : NO_SHIFT;
+    raise = weigh(at, shift, s, x) > MOST || first;
     if (t.before > 0) mask_before(at, t.before, x);
     raise = any_named(1 + at.group, 128, raise);
     if (raise) raise_bounds(at, t.step, first, x);
@@ -75,7 +77,7 @@ template <int OWN, int OTHER> DEVICE void take_turn(const Place& at, const Turn&
     add_values(o, v, other_tiles, 3);
   }
   if (OWN) {
-    publish(at, t.step, raise, p);
+    publish(at, t.step, shift, raise, p);
     slot = slot_of(t.page);
     w = load_words(at, slot.stage, slot.prepared, 0);
   }

@@ -45,7 +45,7 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, Start& start, f
     add_scores<0>(a, g, s);
     mma_wait<1>();
   }
-  add_rope_scores(at, stage, prepared, next, s);
+  add_rope_scores(at, prepared, next, s);
   mma_wait<1>();
 }
 

@@ -5,10 +5,11 @@ struct Start {  // of a page's scores: operands of the first group
 };
 
 DEVICE void unpack_keys(const V4& x, u32 first, u32 second, u32 (&a)[4][4]) {  // scales of row and row + 8
-  scale_nibbles(x.x, twice_low(first), twice_high(first), a[0][0], a[1][0], a[2][0], a[3][0]);
-  scale_nibbles(x.y, twice_low(second), twice_high(second), a[0][1], a[1][1], a[2][1], a[3][1]);
-  scale_nibbles(x.z, twice_low(first), twice_high(first), a[0][2], a[1][2], a[2][2], a[3][2]);
-  scale_nibbles(x.w, twice_low(second), twice_high(second), a[0][3], a[1][3], a[2][3], a[3][3]);
+  RowScale upper = row_scale(first), lower = row_scale(second);
+  scale_nibbles(x.x, upper, a[0][0], a[1][0], a[2][0], a[3][0]);
+  scale_nibbles(x.y, lower, a[0][1], a[1][1], a[2][1], a[3][1]);
+  scale_nibbles(x.z, upper, a[0][2], a[1][2], a[2][2], a[3][2]);
+  scale_nibbles(x.w, lower, a[0][3], a[1][3], a[2][3], a[3][3]);
 }
 
 DEVICE void start_scores(const Place& at, u32 stage, u32 prepared, Start& start) {
@@ -34,7 +35,7 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, Start& start, f
     add_scores<0>(a, g, s);
     mma_wait<1>();
   }
-  add_rope_scores(at, stage, prepared, next, s);
+  add_rope_scores(at, prepared, next, s);
   mma_wait<1>();
 }
 
@@ -48,10 +49,11 @@ DEVICE Words load_words(const Place& at, u32 stage, u32 prepared, u32 k) {
 
 // Operands of O[channel 4 word + plane][head] += V^T P; rows are words 64 group + 16 warp + row and + 8.
 DEVICE void unpack_words(const Place& at, const Words& w, u32 (&v)[4][4]) {
-  scale_nibbles(w.x.x, w.scale.x, w.scale.y, v[0][0], v[1][0], v[2][0], v[3][0]);
-  scale_nibbles(w.x.y, w.scale.x, w.scale.y, v[0][1], v[1][1], v[2][1], v[3][1]);
-  scale_nibbles(w.x.z, w.scale.z, w.scale.w, v[0][2], v[1][2], v[2][2], v[3][2]);
-  scale_nibbles(w.x.w, w.scale.z, w.scale.w, v[0][3], v[1][3], v[2][3], v[3][3]);
+  u32 first = sixteenth_of(w.scale.x), second = sixteenth_of(w.scale.z);
+  scale_nibbles(w.x.x, w.scale.x, first, w.scale.y, v[0][0], v[1][0], v[2][0], v[3][0]);
+  scale_nibbles(w.x.y, w.scale.x, first, w.scale.y, v[0][1], v[1][1], v[2][1], v[3][1]);
+  scale_nibbles(w.x.z, w.scale.z, second, w.scale.w, v[0][2], v[1][2], v[2][2], v[3][2]);
+  scale_nibbles(w.x.w, w.scale.z, second, w.scale.w, v[0][3], v[1][3], v[2][3], v[3][3]);
 }
 
 // Query channels 32 i + 8 part and on, two words, to 4 tiles.

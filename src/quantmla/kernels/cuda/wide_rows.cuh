@@ -90,10 +90,10 @@ DEVICE void attend_rows(const Arguments& p, const Place& at, const Window& w, in
       find_rows(p, at, w, b, step, step - first);
       score_rows(at, step, s);
       if (step > first) await_published(step - 1);
-      bool raise = any_named(1 + at.group, 128, weigh(at, s, x) > MOST || step == first);
+      bool raise = any_named(1 + at.group, 128, weigh(at, NO_SHIFT, s, x) > MOST || step == first);
       if (raise) raise_bounds(at, step, step == first, x);
       exponentiate<0, HEADS / 8>(x, probability);
-      publish(at, step, raise, probability);
+      publish(at, step, NO_SHIFT, raise, probability);
     }
     for (u32 other = 1; other < 2; other--) {  // values of the step before, then of this one
       u32 which = step - other;
