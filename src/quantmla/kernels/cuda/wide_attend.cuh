@@ -53,9 +53,9 @@ template <int OWN, int OTHER> DEVICE void take_turn(const Place& at, const Turn&
   if (OWN) {
     settle(s);
     shift = SHIFTED ? lds32(slot_of(t.page).prepared + SHIFT) : NO_SHIFT;
-    raise = weigh(at, shift, s, x) > MOST || first;
+    weigh(at, shift, s, x);
     if (t.before > 0) mask_before(at, t.before, x);
-    raise = any_named(1 + at.group, 128, raise);
+    raise = any_named(1 + at.group, 128, any_above(MOST, x) || first);
     if (raise) raise_bounds(at, t.step, first, x);
     exponentiate<0, 4>(x, p);
   }

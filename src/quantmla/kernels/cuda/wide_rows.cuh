@@ -90,7 +90,8 @@ DEVICE void attend_rows(const Arguments& p, const Place& at, const Window& w, in
       find_rows(p, at, w, b, step, step - first);
       score_rows(at, step, s);
       if (step > first) await_published(step - 1);
-      bool raise = any_named(1 + at.group, 128, weigh(at, NO_SHIFT, s, x) > MOST || step == first);
+      weigh(at, NO_SHIFT, s, x);
+      bool raise = any_named(1 + at.group, 128, any_above(MOST, x) || step == first);
       if (raise) raise_bounds(at, step, step == first, x);
       exponentiate<0, HEADS / 8>(x, probability);
       publish(at, step, NO_SHIFT, raise, probability);

@@ -8,18 +8,24 @@ DEVICE u32 facts(u32 step) { return SHARED_BASE + AT_STEP + step % 2 * 8; }
 DEVICE void await_published(u32 step) { barrier_wait(published(step), step / 2 % 2); }
 DEVICE void await_freed(u32 step) { barrier_wait(freed(step), step / 2 % 2 ^ 1); }
 
-// Binary logarithms of probabilities, under the maximum, for outputs in the common unit; returns the largest.
-DEVICE float weigh(const Place& at, int shift, const float (&s)[H2], float (&x)[H2]) {
-  float most = -INFINITE, unit = lds_float(SHARED_BASE + AT_FACTOR) * power(24 - shift), more = OUTPUT_SHIFT - shift;
+// Binary logarithms of probabilities, under the maximum, for outputs in the common unit.
+DEVICE void weigh(const Place& at, int shift, const float (&s)[H2], float (&x)[H2]) {
+  float unit = lds_float(SHARED_BASE + AT_FACTOR) * power(24 - shift), more = OUTPUT_SHIFT - shift;
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     V2 b = lds64(at.bound + j * 32);
     float m0 = more - as_float(b.x), m1 = more - as_float(b.y);
     x[4 * j] = s[4 * j] * unit + m0, x[4 * j + 1] = s[4 * j + 1] * unit + m1;
     x[4 * j + 2] = s[4 * j + 2] * unit + m0, x[4 * j + 3] = s[4 * j + 3] * unit + m1;
-    most = fmaxf(most, fmaxf(fmaxf(x[4 * j], x[4 * j + 1]), fmaxf(x[4 * j + 2], x[4 * j + 3])));
   }
-  return most;
+}
+
+// Floats above zero are ordered as integers.
+DEVICE bool any_above(float limit, const float (&x)[H2]) {
+  int most = 0;
+#pragma unroll
+  for (int i = 0; i < H2; i += 2) most = max3(most, (int)as_bits(x[i]), (int)as_bits(x[i + 1]));
+  return most > (int)as_bits(limit);
 }
 
 DEVICE float warp_rows_max(float x) {
