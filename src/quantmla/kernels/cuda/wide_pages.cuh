@@ -45,15 +45,17 @@ DEVICE V2 scale_and_offset(u32 stage, u32 group, u32 token, int shift) {
 // t + 8 and t + 9 of groups g and g + 1.
 DEVICE void prepare_unit(u32 stage, u32 to, u32 unit, int shift) {
   u32 two = unit / 16, warp = unit / 4 % 4, pair = unit % 4, token = warp * 16 + pair * 2;
-  u32 scores = to + SCORE_SCALES + ((two * 4 + warp) * 8 + pair * 2) * 16;
+  u32 scores = to + SCORE_SCALES + ((two * 8 + warp) * 8 + pair * 2) * 16;
   u32 values = to + VALUE_SCALES + (two * 32 + warp * 4 + pair) * 16;
   V2 x[2][2];
 #pragma unroll
   for (u32 i = 0; i < 4; i++) x[i / 2][i % 2] = scale_and_offset(stage, 2 * two + i / 2, token + i % 2 * 8, shift);
-  sts128(scores, V4{permute(x[0][0].x, x[0][0].y, 0x5410), permute(x[0][1].x, x[0][1].y, 0x5410),
-                    permute(x[1][0].x, x[1][0].y, 0x5410), permute(x[1][1].x, x[1][1].y, 0x5410)});
-  sts128(scores + 16, V4{permute(x[0][0].x, x[0][0].y, 0x7632), permute(x[0][1].x, x[0][1].y, 0x7632),
-                         permute(x[1][0].x, x[1][0].y, 0x7632), permute(x[1][1].x, x[1][1].y, 0x7632)});
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    u32 row = permute(x[i / 2][0].x, x[i / 2][0].y, i % 2 ? 0x7632 : 0x5410);
+    u32 lower = permute(x[i / 2][1].x, x[i / 2][1].y, i % 2 ? 0x7632 : 0x5410);
+    sts128(scores + i / 2 * SCORE_GROUP_BYTES + i % 2 * 16, V4{row, hmul2(row, 0x3c002c00), lower, hmul2(lower, 0x3c002c00)});
+  }
   if (two == 4) return;
   sts128(values, V4{x[0][0].x, x[0][0].y, x[0][1].x, x[0][1].y});
   sts128(values + 256, V4{x[1][0].x, x[1][0].y, x[1][1].x, x[1][1].y});
@@ -97,7 +99,13 @@ DEVICE void scale_nibbles(u32 x, u32 scale, u32, u32 offset, u32& v0, u32& v1, u
 struct RowScale {  // of a row and a group: {scale, offset}, and {scale / 16, offset}
   u32 pair, sixteenth;
 };
-DEVICE RowScale row_scale(u32 pair) { return RowScale{pair, SHIFTED ? hmul2(pair, 0x3c002c00) : pair}; }
+struct RowScales {  // of this thread's two tokens
+  RowScale upper, lower;
+};
+DEVICE RowScales row_scales(const Place& at, u32 prepared, u32 group) {
+  V4 x = lds128(prepared + at.score_scales + group * SCORE_GROUP_BYTES);
+  return RowScales{{x.x, x.y}, {x.z, x.w}};
+}
 
 DEVICE void scale_nibbles(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3) {
 #if SHIFTED
@@ -112,19 +120,18 @@ DEVICE void scale_nibbles(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3)
 }
 
 // Rope keys of a band of two rows, with the page's mean: plane 2i, then plane 2i + 1.
-DEVICE void rope_keys(u32 x, u32 y, V2 scale, V4 mean, u32 (&a)[2][4]) {
-  scale_nibbles(x, row_scale(scale.x), a[0][0], a[0][2], a[1][0], a[1][2]);
-  scale_nibbles(y, row_scale(scale.y), a[0][1], a[0][3], a[1][1], a[1][3]);
+DEVICE void rope_keys(u32 x, u32 y, const RowScales& scale, V4 mean, u32 (&a)[2][4]) {
+  scale_nibbles(x, scale.upper, a[0][0], a[0][2], a[1][0], a[1][2]);
+  scale_nibbles(y, scale.lower, a[0][1], a[0][3], a[1][1], a[1][3]);
   u32 of[4] = {mean.x, mean.y, mean.z, mean.w};
 #pragma unroll
   for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], of[i / 4 * 2 + i / 2 % 2]);
 }
 
 DEVICE void add_rope_scores(const Place& at, u32 prepared, V4 x, float (&s)[H2]) {
-  V4 scale = lds128(prepared + at.score_scales + 4 * 512);
   u32 mean = prepared + MEANS + at.pair * 16, a[2][2][4];
-  rope_keys(x.x, x.y, V2{scale.x, scale.y}, lds128(mean), a[0]);
-  rope_keys(x.z, x.w, V2{scale.z, scale.w}, lds128(mean + 64), a[1]);
+  rope_keys(x.x, x.y, row_scales(at, prepared, 8), lds128(mean), a[0]);
+  rope_keys(x.z, x.w, row_scales(at, prepared, 9), lds128(mean + 64), a[1]);
   mma_fence(a[0]), mma_fence(a[1]);
 #pragma unroll
   for (u32 i = 0; i < 4; i++) mma<1>(s, a[i / 2][i % 2], query_tile(ROPE_TILE + i));

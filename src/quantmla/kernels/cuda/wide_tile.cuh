@@ -31,14 +31,15 @@
 #define OUTPUT_SHIFT 15
 #define NO_SHIFT 24
 
-// What is made of a page's scales and zero points: pairs {scale, offset} in float16.
-// For scores [5 pairs of groups][4 warps][8 rows]: row and row + 8 of a group, then of the next.
-// For values [8 groups][4 steps of 16 tokens][4]: tokens 2i and 2i + 1, then the same + 8.
+// What is made of a page's scales and zero points, in float16.
+// For scores [10 groups][4 warps][8 rows]: {scale, offset} of a row, {scale / 16, offset}, and both of row + 8.
+// For values [8 groups][4 steps of 16 tokens][4]: scales, offsets of tokens 2i and 2i + 1, then of those + 8.
 #define SCORE_SCALES 0
-#define VALUE_SCALES 2560
-#define MEANS 4608  // of rope keys, in the page's unit [2 bands][4][4 planes]: of words 2i and 2i + 1
-#define SHIFT 4736
-#define PREPARED 4752
+#define SCORE_GROUP_BYTES 512
+#define VALUE_SCALES 5120
+#define MEANS 7168  // of rope keys, in the page's unit [2 bands][4][4 planes]: of words 2i and 2i + 1
+#define SHIFT 7296
+#define PREPARED 7312
 
 #define AT_QUERY (STAGES * PAGE_BYTES)
 #define AT_P (AT_QUERY + QUERY_TILES * TILE)     // probabilities of a step [2][4 tiles]
