@@ -41,7 +41,7 @@ DEVICE void start_block() {
       barrier_init(SHARED_BASE + AT_READY + i * 8, 2);
       barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 8);
     }
-    for (u32 i = 0; i < 2; i++) barrier_init(published(i), 4), barrier_init(freed(i), 9);
+    for (u32 i = 0; i < 2; i++) barrier_init(published(step_of(i)), 4), barrier_init(freed(step_of(i)), 9);
   }
   barrier_fence_init();
   sync_block();

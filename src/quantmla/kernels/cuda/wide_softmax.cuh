@@ -1,12 +1,17 @@
 // Probabilities of a step, 64 tokens, under a maximum that is seldom raised. Steps are taken in turn by
 // the two consumers, even steps by the first: a step's maximum follows from those of all steps before.
 
-DEVICE u32 published(u32 step) { return SHARED_BASE + AT_PUBLISHED + step % 2 * 8; }
-DEVICE u32 freed(u32 step) { return SHARED_BASE + AT_FREE + step % 2 * 8; }
-DEVICE u32 raised(u32 step) { return SHARED_BASE + AT_RAISED + step % 2 * (HEADS * 4); }
-DEVICE u32 facts(u32 step) { return SHARED_BASE + AT_STEP + step % 2 * 8; }
-DEVICE void await_published(u32 step) { barrier_wait(published(step), step / 2 % 2); }
-DEVICE void await_freed(u32 step) { barrier_wait(freed(step), step / 2 % 2 ^ 1); }
+struct Step {
+  u32 by, parity;  // the consumer whose turn it is; of its turns
+};
+DEVICE Step step_of(u32 number) { return Step{number % 2, number / 2 % 2}; }
+
+DEVICE u32 published(Step step) { return SHARED_BASE + AT_PUBLISHED + step.by * 8; }
+DEVICE u32 freed(Step step) { return SHARED_BASE + AT_FREE + step.by * 8; }
+DEVICE u32 raised(Step step) { return SHARED_BASE + AT_RAISED + step.by * (HEADS * 4); }
+DEVICE u32 facts(Step step) { return SHARED_BASE + AT_STEP + step.by * 8; }
+DEVICE void await_published(Step step) { barrier_wait(published(step), step.parity); }
+DEVICE void await_freed(Step step) { barrier_wait(freed(step), step.parity ^ 1); }
 
 // Binary logarithms of probabilities, under the maximum, for outputs in the common unit.
 DEVICE void weigh(const Place& at, int shift, const float (&s)[H2], float (&x)[H2]) {
@@ -35,7 +40,7 @@ DEVICE float warp_rows_max(float x) {
 
 // The rare case: raises the maximum, and says what that does to all that was summed under the old one.
 // The maximum that a part starts with is none, and is always replaced.
-DEVICE void raise_bounds(const Place& at, u32 step, bool first, float (&s)[H2]) {
+DEVICE void raise_bounds(const Place& at, Step step, bool first, float (&s)[H2]) {
   u32 reduce = SHARED_BASE + AT_REDUCE;
   await_freed(step);
 #pragma unroll
@@ -68,7 +73,7 @@ template <int from, int upto> DEVICE void exponentiate(const float (&s)[H2], u32
   for (int i = 2 * from; i < 2 * upto; i++) p[i] = pack_half2(exp2_fast(s[2 * i]), exp2_fast(s[2 * i + 1]));
 }
 
-DEVICE void publish(const Place& at, u32 step, int shift, bool raise, const u32 (&p)[H2 / 2]) {
+DEVICE void publish(const Place& at, Step step, int shift, bool raise, const u32 (&p)[H2 / 2]) {
   await_freed(step);
   // 8x8 blocks of the B operands [token][head]: rows of 8 tokens of one head
 #pragma unroll
@@ -80,7 +85,7 @@ DEVICE void publish(const Place& at, u32 step, int shift, bool raise, const u32 
 }
 
 // What was summed so far comes under a step's maximum.
-DEVICE void lower_output(const Place& at, u32 step, float (&o)[4][H2]) {
+DEVICE void lower_output(const Place& at, Step step, float (&o)[4][H2]) {
   mma_wait<0>();
   settle_output(o);
 #pragma unroll
@@ -94,12 +99,12 @@ DEVICE void lower_output(const Place& at, u32 step, float (&o)[4][H2]) {
   }
 }
 
-DEVICE void await_step(const Place& at, u32 step, float (&o)[4][H2]) {
+DEVICE void await_step(const Place& at, Step step, float (&o)[4][H2]) {
   await_published(step);
   if (vote(lds32(facts(step)))) lower_output(at, step, o);
 }
 
-DEVICE void leave_step(const Place& at, u32 step) {
+DEVICE void leave_step(const Place& at, Step step) {
   sync_warp();
   barrier_arrive(freed(step), at.lane == 0);
 }
@@ -107,14 +112,15 @@ DEVICE void leave_step(const Place& at, u32 step) {
 // One warp adds up what the consumers publish, two heads a lane.
 DEVICE void add_up(u32 lane, u32 steps, u32& step, float (&sum)[2]) {
   for (u32 end = step + steps; step < end; step++) {
-    barrier_sleep(published(step), step / 2 % 2);
-    V2 fact = lds64(facts(step));
+    Step now = step_of(step);
+    barrier_sleep(published(now), now.parity);
+    V2 fact = lds64(facts(now));
     u32 tiles = SHARED_BASE + AT_P + step % 2 * (4 * TILE);
 #pragma unroll
     for (u32 h = 0; h < 2; h++) {
       u32 n = lane + h * 32;
       float own = 0;
-      if (fact.x) sum[h] *= lds_float(raised(step) + n * 4);
+      if (fact.x) sum[h] *= lds_float(raised(now) + n * 4);
 #pragma unroll
       for (u32 i = 0; i < 8; i++) {
         V4 x = lds128(tiles + i / 2 * TILE + element(i % 2 * 8, n));
@@ -124,6 +130,6 @@ DEVICE void add_up(u32 lane, u32 steps, u32& step, float (&sum)[2]) {
       sum[h] += own * as_float(fact.y);
     }
     sync_warp();
-    barrier_arrive(freed(step), lane == 0);
+    barrier_arrive(freed(now), lane == 0);
   }
 }
