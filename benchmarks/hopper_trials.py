@@ -89,6 +89,7 @@ RAW_KEYS = (
     "  v0 = x, v1 = x ^ r.pair, v2 = y, v3 = y ^ r.sixteenth;\n",
 )
 
+
 def window_pages(cost: int) -> tuple[str, str]:
     return "#define WINDOW_PAGES 10  ", f"#define WINDOW_PAGES {cost} "
 
@@ -125,7 +126,9 @@ TRIALS = (
     Trial("c2_n64_st4", 64, 2, 4, fmt="c2r4"),
     Trial("n64_in_l2", 64, 2, 4, pool=1024),
     Trial("n64_compute_only", 64, 2, 4, replace=W64_COMPUTE_ONLY, right=False),
-    Trial("n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, RAW_KEYS, W64_NO_WINDOW), right=False),
+    Trial(
+        "n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, RAW_KEYS, W64_NO_WINDOW), right=False
+    ),
     Trial("n64_no_window", 64, 2, 4, replace=(W64_NO_WINDOW,), right=False),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
