@@ -77,11 +77,16 @@ W64_COMPUTE_ONLY = (
 )
 # products of operands that are not unpacked: what unpacking costs
 RAW_OPERANDS = (
-    "  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);\n"
-    "  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);\n",
-    "  v0 = x, v1 = x ^ scale, v2 = x ^ offset, v3 = x ^ 0x80008000;\n",
+    "  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, sixteenth, offset);\n"
+    "  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, sixteenth, offset);\n",
+    "  v0 = x, v1 = x ^ scale, v2 = y ^ offset, v3 = y ^ sixteenth;\n",
+)
+RAW_KEYS = (
+    "  v0 = hfma2(x & 0x000f000f, twice_low(r.pair), twice_high(r.pair));\n"
+    "  v1 = hfma2(x & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));\n"
+    "  v2 = hfma2(y & 0x000f000f, twice_low(r.pair), twice_high(r.pair));\n"
+    "  v3 = hfma2(y & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));\n",
+    "  v0 = x, v1 = x ^ r.pair, v2 = y, v3 = y ^ r.sixteenth;\n",
 )
 
 
@@ -118,11 +123,12 @@ TRIALS = (
     Trial("n32_wg2_st2", 32, 2, 2),
     Trial("c2_n16_wg3_st3", 16, 3, 3, fmt="c2r4"),
     Trial("n64_st4", 64, 2, 4, full=True),
-    Trial("n64_st5", 64, 2, 5),
     Trial("c2_n64_st4", 64, 2, 4, fmt="c2r4"),
     Trial("n64_in_l2", 64, 2, 4, pool=1024),
     Trial("n64_compute_only", 64, 2, 4, replace=W64_COMPUTE_ONLY, right=False),
-    Trial("n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, W64_NO_WINDOW), right=False),
+    Trial(
+        "n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, RAW_KEYS, W64_NO_WINDOW), right=False
+    ),
     Trial("n64_no_window", 64, 2, 4, replace=(W64_NO_WINDOW,), right=False),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),

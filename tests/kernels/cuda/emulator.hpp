@@ -209,6 +209,7 @@ DEVICE u32 permute(u32 a, u32 b, u32 selector) {
   for (int i = 0; i < 4; i++) r |= (u32)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return r;
 }
+DEVICE int max3(int a, int b, int c) { return max(a, max(b, c)); }
 DEVICE u32 twice_low(u32 x) { return x << 16 | (x & 0xffff); }
 DEVICE u32 twice_high(u32 x) { return x >> 16 | (x & 0xffff0000); }
 DEVICE float exp2_fast(float x) { return exp2f(x); }

@@ -137,6 +137,24 @@ def test_large_and_small_scores(tmp_path_factory, factor, variant):
     assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR) + slack
 
 
+@pytest.mark.parametrize("variant", [NARROW, WIDE, WIDEST])
+def test_pages_of_unlike_scales_add_up(tmp_path_factory, variant):
+    """The power of two that a page's scales carry differs from page to page, up and down."""
+    kernels = library(tmp_path_factory, C4, variant)
+    query, view = random_case([1100], (1, 16), C4, seed=11)
+    query = query._replace(softmax_scale=0.002)
+    pages = view.pages_JY.clone()
+    scales = pages[:, view.layout.scales].contiguous().view(torch.float16)
+    powers = torch.tensor([0, 5, -6, 2, 0, -3, 4])[torch.arange(len(pages)) % 7]
+    scales *= (2.0 ** powers[:, None]).half()
+    pages[:, view.layout.scales] = scales.view(torch.uint8)
+    view = dataclasses.replace(view, pages_JY=pages)
+    out, lse = emulate(kernels, variant.columns, query, view, 1)
+    exact = _exact(query, view)
+    assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR)
+    assert (lse.double() - exact.lse_BSN).abs().max() < 3 * 20 * 2**-11
+
+
 @pytest.mark.parametrize(
     ("fmt", "variant"),
     [(C4, NARROW), (C4, WIDE), (C4, SPLIT), (C2, NARROW), (C4, WIDEST), (C2, WIDEST)],

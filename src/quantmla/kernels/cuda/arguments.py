@@ -160,7 +160,7 @@ def shared_bytes(
     """SHARED_BYTES of tile.cuh, or of wide_tile.cuh."""
     tile = 32 * columns
     if columns == 64:
-        return stages * (layout.page_bytes + 4608 + 24) + 44 * tile + columns * 40 + 1672 + 1024
+        return stages * (layout.page_bytes + 7312 + 24) + 44 * tile + columns * 36 + 1728 + 1024
     wide = layout.content_row_bytes == 256
     scores = 4864 if columns == 16 else 5120 if wide else 10240
     prepared = scores + (2560 if wide else 4608) + 144

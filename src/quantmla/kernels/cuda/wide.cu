@@ -6,8 +6,8 @@
 // of a step (a page, or 64 bf16 rows): while one does softmax, the other one's products go on. A step's
 // probabilities are in shared memory, and both consumers multiply their half of its values by them.
 //
-// Scores: keys are unpacked and scaled as values are, 64 + n in float16 by one OR, then one FMA, so
-// that all products of a page add to one sum; the mean rope key is added to the rope's operands.
+// Scores: keys are unpacked and scaled as values are, so that all products of a page add to one sum; the
+// mean rope key is added to the rope's operands.
 //
 // The third warpgroup has few registers: one warp asks for pages, two prepare their scales, and one
 // adds up probabilities.
@@ -41,7 +41,7 @@ DEVICE void start_block() {
       barrier_init(SHARED_BASE + AT_READY + i * 8, 2);
       barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 8);
     }
-    for (u32 i = 0; i < 2; i++) barrier_init(published(i), 4), barrier_init(freed(i), 9);
+    for (u32 i = 0; i < 2; i++) barrier_init(published(step_of(i)), 4), barrier_init(freed(step_of(i)), 9);
   }
   barrier_fence_init();
   sync_block();
@@ -65,8 +65,7 @@ DEVICE void prepare_pages(u32 thread, u32 pages, u32& turn) {
   for (u32 end = turn + pages; turn < end; turn++) {
     u32 slot = turn % STAGES;
     barrier_sleep(SHARED_BASE + AT_LOADED + slot * 8, turn / STAGES % 2);
-#pragma unroll 1
-    for (u32 unit = thread; unit < 80; unit += 64) prepare_unit(page_at(slot), prepared_at(slot), unit);
+    prepare_page(page_at(slot), prepared_at(slot), thread);
     sync_warp();
     barrier_arrive(SHARED_BASE + AT_READY + slot * 8, thread % 32 == 0);
   }

@@ -13,7 +13,8 @@ struct Start {  // of a page's scores: operands of the first group
   u32 a[4][4];
 };
 
-DEVICE void unpack_keys(u32 upper, u32 lower, u32 first, u32 second, u32 (&a)[4][4]) {  // scales of row and row + 8
+DEVICE void unpack_keys(u32 upper, u32 lower, const RowScales& scale, u32 (&a)[4][4]) {
+  u32 first = scale.upper.pair, second = scale.lower.pair;
   scale_crumbs(upper, twice_low(first), twice_high(first), a[0][0], a[0][2], a[1][0], a[1][2]);
   scale_crumbs(upper >> 8, twice_low(first), twice_high(first), a[2][0], a[2][2], a[3][0], a[3][2]);
   scale_crumbs(lower, twice_low(second), twice_high(second), a[0][1], a[0][3], a[1][1], a[1][3]);
@@ -22,15 +23,14 @@ DEVICE void unpack_keys(u32 upper, u32 lower, u32 first, u32 second, u32 (&a)[4]
 
 DEVICE void start_scores(const Place& at, u32 stage, u32 prepared, Start& start) {
   V4 x = ldmatrix(stage + at.score_rows);
-  V2 scale = lds64(prepared + at.score_scales);
-  unpack_keys(x.x, x.y, scale.x, scale.y, start.a);
+  unpack_keys(x.x, x.y, row_scales(at, prepared, 0), start.a);
 }
 
 // Scores of a packed page, in units of the scaled query: tokens 16 warp + row and + 8 of this thread.
 // The last products are still on their way.
 DEVICE void score_page(const Place& at, u32 stage, u32 prepared, Start& start, float (&s)[H2]) {
-  u32 rows = stage + at.score_rows, scales = prepared + at.score_scales;
-  V4 x = ldmatrix(rows), next = ldmatrix(rows ^ 32), scale = lds128(scales);
+  u32 rows = stage + at.score_rows;
+  V4 x = ldmatrix(rows), next = ldmatrix(rows ^ 32);
   add_scores<1>(start.a, 0, s);
   mma_wait<1>();
 #pragma unroll
@@ -38,14 +38,13 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, Start& start, f
     if (g % 2 == 0) {
       x = next;
       next = g < 6 ? ldmatrix(rows ^ (g / 2 + 1) * 32) : ldmatrix(stage + at.rope_rows);
-      scale = lds128(scales + g / 2 * 512);
     }
     u32 a[4][4];
-    unpack_keys(g % 2 ? x.z : x.x, g % 2 ? x.w : x.y, g % 2 ? scale.z : scale.x, g % 2 ? scale.w : scale.y, a);
+    unpack_keys(g % 2 ? x.z : x.x, g % 2 ? x.w : x.y, row_scales(at, prepared, g), a);
     add_scores<0>(a, g, s);
     mma_wait<1>();
   }
-  add_rope_scores(at, stage, prepared, next, s);
+  add_rope_scores(at, prepared, next, s);
   mma_wait<1>();
 }
 

@@ -4,37 +4,37 @@ struct Start {  // of a page's scores: operands of the first group
   u32 a[4][4];
 };
 
-DEVICE void unpack_keys(const V4& x, u32 first, u32 second, u32 (&a)[4][4]) {  // scales of row and row + 8
-  scale_nibbles(x.x, twice_low(first), twice_high(first), a[0][0], a[1][0], a[2][0], a[3][0]);
-  scale_nibbles(x.y, twice_low(second), twice_high(second), a[0][1], a[1][1], a[2][1], a[3][1]);
-  scale_nibbles(x.z, twice_low(first), twice_high(first), a[0][2], a[1][2], a[2][2], a[3][2]);
-  scale_nibbles(x.w, twice_low(second), twice_high(second), a[0][3], a[1][3], a[2][3], a[3][3]);
+DEVICE void unpack_keys(const V4& x, const RowScales& scale, u32 (&a)[4][4]) {
+  scale_nibbles(x.x, scale.upper, a[0][0], a[1][0], a[2][0], a[3][0]);
+  scale_nibbles(x.y, scale.lower, a[0][1], a[1][1], a[2][1], a[3][1]);
+  scale_nibbles(x.z, scale.upper, a[0][2], a[1][2], a[2][2], a[3][2]);
+  scale_nibbles(x.w, scale.lower, a[0][3], a[1][3], a[2][3], a[3][3]);
 }
 
 DEVICE void start_scores(const Place& at, u32 stage, u32 prepared, Start& start) {
-  V4 x = ldmatrix(stage + at.score_rows);
-  V2 scale = lds64(prepared + at.score_scales);
-  unpack_keys(x, scale.x, scale.y, start.a);
+  unpack_keys(ldmatrix(stage + at.score_rows), row_scales(at, prepared, 0), start.a);
 }
 
 // Scores of a packed page, in units of the scaled query: tokens 16 warp + row and + 8 of this thread.
 // The last products are still on their way.
 DEVICE void score_page(const Place& at, u32 stage, u32 prepared, Start& start, float (&s)[H2]) {
-  u32 rows = stage + at.score_rows, scales = prepared + at.score_scales;
-  V4 next = ldmatrix(rows ^ 32), scale = lds128(scales);
+  u32 rows = stage + at.score_rows;
+  V4 next = ldmatrix(rows ^ 32);
+  RowScales next_scale = row_scales(at, prepared, 1);
   add_scores<1>(start.a, 0, s);
   mma_wait<1>();
 #pragma unroll
   for (u32 g = 1; g < 8; g++) {
     V4 x = next;
+    RowScales scale = next_scale;
     next = g < 7 ? ldmatrix((rows ^ ((g + 1) % 4 * 32)) + (g + 1) / 4 * HALF) : ldmatrix(stage + at.rope_rows);
-    if (g % 2 == 0) scale = lds128(scales + g / 2 * 512);
+    if (g < 7) next_scale = row_scales(at, prepared, g + 1);
     u32 a[4][4];
-    unpack_keys(x, g % 2 ? scale.z : scale.x, g % 2 ? scale.w : scale.y, a);
+    unpack_keys(x, scale, a);
     add_scores<0>(a, g, s);
     mma_wait<1>();
   }
-  add_rope_scores(at, stage, prepared, next, s);
+  add_rope_scores(at, prepared, next, s);
   mma_wait<1>();
 }
 
@@ -48,10 +48,11 @@ DEVICE Words load_words(const Place& at, u32 stage, u32 prepared, u32 k) {
 
 // Operands of O[channel 4 word + plane][head] += V^T P; rows are words 64 group + 16 warp + row and + 8.
 DEVICE void unpack_words(const Place& at, const Words& w, u32 (&v)[4][4]) {
-  scale_nibbles(w.x.x, w.scale.x, w.scale.y, v[0][0], v[1][0], v[2][0], v[3][0]);
-  scale_nibbles(w.x.y, w.scale.x, w.scale.y, v[0][1], v[1][1], v[2][1], v[3][1]);
-  scale_nibbles(w.x.z, w.scale.z, w.scale.w, v[0][2], v[1][2], v[2][2], v[3][2]);
-  scale_nibbles(w.x.w, w.scale.z, w.scale.w, v[0][3], v[1][3], v[2][3], v[3][3]);
+  u32 first = sixteenth_of(w.scale.x), second = sixteenth_of(w.scale.z);
+  scale_nibbles(w.x.x, w.scale.x, first, w.scale.y, v[0][0], v[1][0], v[2][0], v[3][0]);
+  scale_nibbles(w.x.y, w.scale.x, first, w.scale.y, v[0][1], v[1][1], v[2][1], v[3][1]);
+  scale_nibbles(w.x.z, w.scale.z, second, w.scale.w, v[0][2], v[1][2], v[2][2], v[3][2]);
+  scale_nibbles(w.x.w, w.scale.z, second, w.scale.w, v[0][3], v[1][3], v[2][3], v[3][3]);
 }
 
 // Query channels 32 i + 8 part and on, two words, to 4 tiles.

@@ -7,6 +7,7 @@ DEVICE void barrier_sleep(u32 bar, u32 parity) {
       "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2;\n"
       "@p bra done;\n bra again;\n done: }" ::"r"(bar), "r"(parity), "r"(1000000) : "memory");
 }
+DEVICE int max3(int a, int b, int c) { return __vimax3_s32(a, b, c); }
 // {x, x} of the lower or the upper half; free, as an operand of HFMA2.
 DEVICE u32 twice_low(u32 x) { u32 d; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(x)); return d; }
 DEVICE u32 twice_high(u32 x) { u32 d; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(x)); return d; }

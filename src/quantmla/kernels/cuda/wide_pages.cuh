@@ -11,58 +11,127 @@ DEVICE void load_page(const Arguments& p, const TensorMap* map, u32 slot, int nu
   copy_bulk(to + AT_ROPE, p.pages + number * p.page_stride + AT_ROPE, PAGE_BYTES - AT_ROPE, bar);
 }
 
-// {scale, -scale (M + zero)} of two tokens: {scales, offsets}; `even`: the first two of four zeros.
-DEVICE V2 scale_and_offset(u32 stage, u32 group, u32 token, u32 minus_m) {
+DEVICE u32 hadd2(u32 a, u32 b) { return hfma2(a, 0x3c003c00, b); }
+DEVICE float power(int exponent) { return as_float((u32)(127 + exponent) << 23); }
+
+// The shift that brings a page's largest scale to [2^14, 2^15).
+DEVICE int find_shift(u32 stage, u32 lane) {
+  u32 most = 0, from = stage + AT_SCALES + lane * 16;
+#pragma unroll
+  for (u32 i = 0; i < 3; i++) {
+    V4 x = lds128(from + (i < 2 || lane < 16 ? i * 512 : 0));
+    most = hmax2(most, hmax2(hmax2(x.x, x.y), hmax2(x.z, x.w)));
+  }
+  int value = max(most & 0xffff, most >> 16);
+  for (int mask = 16; mask; mask >>= 1) value = max(value, shuffle_xor(value, mask));
+  return 29 - (value >> 10);
+}
+
+// {scales, offsets} of two tokens: what times n, and then plus what, is a key.
+DEVICE V2 scale_and_offset(u32 stage, u32 group, u32 token, int shift) {
   u32 scale = lds32(stage + AT_SCALES + (group * PAGE_SIZE + token) * 2);
-  u32 zeros = lds32(stage + AT_ZEROS + group * PAGE_SIZE + token / 4 * 4);
-  u32 zero = permute(zeros, 0x64646464, token % 4 ? 0x4342 : 0x4140);  // 1024 + zero
-  return V2{scale, hmul2(scale, hsub2(minus_m, zero))};
+  u32 zeros = lds32(stage + AT_ZEROS + group * PAGE_SIZE + token / 4 * 4), which = token % 4 ? 0x4342 : 0x4140;
+#if SHIFTED
+  int half = min(shift, 15);
+  scale = hmul2(hmul2(scale, (u32)(half + 15) * 0x04000400), (u32)(shift - half + 15) * 0x04000400);
+  return V2{scale, hmul2(scale, permute(zeros, 0x80808080, which))};  // -zero 2^-24
+#else
+  u32 minus = group < 8 ? 0x63e063e0 : 0x63806380;  // 1024 - M, M is 16 for 2 bits and 64 for 4
+  return V2{scale, hmul2(scale, hsub2(minus, permute(zeros, 0x64646464, which)))};
+#endif
 }
 
 // Scales and zero points in the forms in which consumers want them; one of 80 units: tokens t, t + 1,
 // t + 8 and t + 9 of groups g and g + 1.
-DEVICE void prepare_unit(u32 stage, u32 to, u32 unit) {
+DEVICE void prepare_unit(u32 stage, u32 to, u32 unit, int shift) {
   u32 two = unit / 16, warp = unit / 4 % 4, pair = unit % 4, token = warp * 16 + pair * 2;
-  u32 m = two < 4 ? MINUS_M : 0x63806380;  // 1024 - M; M is 64 for 4 bits
-  u32 scores = to + SCORE_SCALES + ((two * 4 + warp) * 8 + pair * 2) * 16;
+  u32 scores = to + SCORE_SCALES + ((two * 8 + warp) * 8 + pair * 2) * 16;
   u32 values = to + VALUE_SCALES + (two * 32 + warp * 4 + pair) * 16;
   V2 x[2][2];
 #pragma unroll
-  for (u32 i = 0; i < 4; i++) x[i / 2][i % 2] = scale_and_offset(stage, 2 * two + i / 2, token + i % 2 * 8, m);
-  sts128(scores, V4{permute(x[0][0].x, x[0][0].y, 0x5410), permute(x[0][1].x, x[0][1].y, 0x5410),
-                    permute(x[1][0].x, x[1][0].y, 0x5410), permute(x[1][1].x, x[1][1].y, 0x5410)});
-  sts128(scores + 16, V4{permute(x[0][0].x, x[0][0].y, 0x7632), permute(x[0][1].x, x[0][1].y, 0x7632),
-                         permute(x[1][0].x, x[1][0].y, 0x7632), permute(x[1][1].x, x[1][1].y, 0x7632)});
+  for (u32 i = 0; i < 4; i++) x[i / 2][i % 2] = scale_and_offset(stage, 2 * two + i / 2, token + i % 2 * 8, shift);
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    u32 row = permute(x[i / 2][0].x, x[i / 2][0].y, i % 2 ? 0x7632 : 0x5410);
+    u32 lower = permute(x[i / 2][1].x, x[i / 2][1].y, i % 2 ? 0x7632 : 0x5410);
+    sts128(scores + i / 2 * SCORE_GROUP_BYTES + i % 2 * 16, V4{row, hmul2(row, 0x3c002c00), lower, hmul2(lower, 0x3c002c00)});
+  }
   if (two == 4) return;
   sts128(values, V4{x[0][0].x, x[0][0].y, x[0][1].x, x[0][1].y});
   sts128(values + 256, V4{x[1][0].x, x[1][0].y, x[1][1].x, x[1][1].y});
 }
 
+// Mean rope keys of words 2i and 2i + 1 of a band, by 8 threads.
+DEVICE void prepare_means(u32 stage, u32 to, u32 i, int shift) {
+  V4 x = lds128(stage + AT_MEAN + i * 16);
+  float unit = power(shift - 24);
+  sts128(to + MEANS + i * 16, V4{pack_half2(half_low(x.x) * unit, half_low(x.z) * unit), pack_half2(half_high(x.x) * unit, half_high(x.z) * unit),
+                                 pack_half2(half_low(x.y) * unit, half_low(x.w) * unit), pack_half2(half_high(x.y) * unit, half_high(x.w) * unit)});
+}
+
+// By the producer's 64 threads of two warps.
+DEVICE void prepare_page(u32 stage, u32 to, u32 thread) {
+  int shift = SHIFTED ? find_shift(stage, thread % 32) : NO_SHIFT;
+#pragma unroll 1
+  for (u32 unit = thread; unit < 80; unit += 64) prepare_unit(stage, to, unit, shift);
+  if (thread < 8) prepare_means(stage, to, thread, shift);
+  if (thread == 0) sts32(to + SHIFT, shift);
+}
+
+#if SHIFTED
+// 4 nibbles of a word, of two tokens; `sixteenth` of the scale, for upper nibbles.
+DEVICE void scale_nibbles(u32 x, u32 scale, u32 sixteenth, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
+  u32 y = x >> 8;
+  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, sixteenth, offset);
+  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, sixteenth, offset);
+}
+DEVICE u32 sixteenth_of(u32 scale) { return hmul2(scale, 0x2c002c00); }
+#else
 // 4 nibbles of a word, of two tokens: scale * (64 + n) - scale * (64 + zero).
-DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
+DEVICE void scale_nibbles(u32 x, u32 scale, u32, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
   v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
   v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
   v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
   v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
 }
+#endif
 
-DEVICE u32 hadd2(u32 a, u32 b) { return hfma2(a, 0x3c003c00, b); }
+struct RowScale {  // of a row and a group: {scale, offset}, and {scale / 16, offset}
+  u32 pair, sixteenth;
+};
+struct RowScales {  // of this thread's two tokens
+  RowScale upper, lower;
+};
+DEVICE RowScales row_scales(const Place& at, u32 prepared, u32 group) {
+  V4 x = lds128(prepared + at.score_scales + group * SCORE_GROUP_BYTES);
+  return RowScales{{x.x, x.y}, {x.z, x.w}};
+}
+
+DEVICE void scale_nibbles(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3) {
+#if SHIFTED
+  u32 y = x >> 8;
+  v0 = hfma2(x & 0x000f000f, twice_low(r.pair), twice_high(r.pair));
+  v1 = hfma2(x & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));
+  v2 = hfma2(y & 0x000f000f, twice_low(r.pair), twice_high(r.pair));
+  v3 = hfma2(y & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));
+#else
+  scale_nibbles(x, twice_low(r.pair), 0, twice_high(r.pair), v0, v1, v2, v3);
+#endif
+}
 
 // Rope keys of a band of two rows, with the page's mean: plane 2i, then plane 2i + 1.
-DEVICE void rope_keys(u32 x, u32 y, V2 scale, V4 mean, u32 (&a)[2][4]) {
-  scale_nibbles(x, twice_low(scale.x), twice_high(scale.x), a[0][0], a[0][2], a[1][0], a[1][2]);
-  scale_nibbles(y, twice_low(scale.y), twice_high(scale.y), a[0][1], a[0][3], a[1][1], a[1][3]);
-  u32 of[4] = {permute(mean.x, mean.z, 0x5410), permute(mean.x, mean.z, 0x7632), permute(mean.y, mean.w, 0x5410),
-               permute(mean.y, mean.w, 0x7632)};
+DEVICE void rope_keys(u32 x, u32 y, const RowScales& scale, V4 mean, u32 (&a)[2][4]) {
+  scale_nibbles(x, scale.upper, a[0][0], a[0][2], a[1][0], a[1][2]);
+  scale_nibbles(y, scale.lower, a[0][1], a[0][3], a[1][1], a[1][3]);
+  u32 of[4] = {mean.x, mean.y, mean.z, mean.w};
 #pragma unroll
   for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], of[i / 4 * 2 + i / 2 % 2]);
 }
 
-DEVICE void add_rope_scores(const Place& at, u32 stage, u32 prepared, V4 x, float (&s)[H2]) {
-  V4 scale = lds128(prepared + at.score_scales + 4 * 512);
-  u32 mean = stage + AT_MEAN + at.pair * 16, a[2][2][4];
-  rope_keys(x.x, x.y, V2{scale.x, scale.y}, lds128(mean), a[0]);
-  rope_keys(x.z, x.w, V2{scale.z, scale.w}, lds128(mean + 64), a[1]);
+DEVICE void add_rope_scores(const Place& at, u32 prepared, V4 x, float (&s)[H2]) {
+  u32 mean = prepared + MEANS + at.pair * 16, a[2][2][4];
+  rope_keys(x.x, x.y, row_scales(at, prepared, 8), lds128(mean), a[0]);
+  rope_keys(x.z, x.w, row_scales(at, prepared, 9), lds128(mean + 64), a[1]);
   mma_fence(a[0]), mma_fence(a[1]);
 #pragma unroll
   for (u32 i = 0; i < 4; i++) mma<1>(s, a[i / 2][i % 2], query_tile(ROPE_TILE + i));

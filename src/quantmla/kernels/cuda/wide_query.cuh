@@ -11,7 +11,7 @@ template <int is_bf16> DEVICE void to_floats(const V4& from, float (&x)[8]) {
   }
 }
 
-// Float16 with a row's own power of two, and what undoes it with its maximum.
+// Float16, with one power of two for all rows.
 template <int is_bf16> DEVICE void store_row(const Arguments& p, const Place& at, u32 n, const V4 (&raw)[EIGHTS]) {
   float most = 0, x[8];
 #pragma unroll
@@ -20,11 +20,15 @@ template <int is_bf16> DEVICE void store_row(const Arguments& p, const Place& at
 #pragma unroll
     for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(x[j]));
   }
-  most = fmaxf(most, shuffle_xor(most, 1));
-  most = fmaxf(most, shuffle_xor(most, 2)) * fabsf(p.scale_log2);
+  for (int mask = 16; mask; mask >>= 1) most = fmaxf(most, shuffle_xor(most, mask));
+  u32 largest = SHARED_BASE + AT_LARGEST;
+  if (at.lane == 0) sts_float(largest + (at.group * 4 + at.warp) * 4, most);
+  sync_named(ALL_CONSUMERS, CONSUMERS);
+  for (int i = 0; i < 8; i++) most = fmaxf(most, lds_float(largest + i * 4));
+  most *= fabsf(p.scale_log2);
   // largest magnitude in [2^8, 2^9)
   int exponent = most > 0 ? min(max((int)(as_bits(most) >> 23) - 127, -100), 100) : 8;
-  float up = as_float((u32)(127 + 8 - exponent) << 23), down = as_float((u32)(127 - 8 + exponent) << 23);
+  float up = power(8 - exponent);
   u32 query = SHARED_BASE + AT_QUERY;
 #pragma unroll
   for (int i = 0; i < EIGHTS; i++) {
@@ -40,7 +44,8 @@ template <int is_bf16> DEVICE void store_row(const Arguments& p, const Place& at
         sts32(to + plane / 2 * TILE + element(plane % 2 * 8 + 2 * at.pair, n), pack_half2(x[plane], x[4 + plane]));
     }
   }
-  if (at.pair == 0) sts64(SHARED_BASE + AT_BOUND + n * 8, V2{as_bits(down), 0});
+  if (at.pair == 0) sts_float(SHARED_BASE + AT_BOUND + n * 4, 0);
+  if (n == 0) sts_float(SHARED_BASE + AT_FACTOR, power(exponent - 8));
 }
 
 DEVICE void stage_query(const Arguments& p, const Place& at, int b, int tile) {

@@ -13,9 +13,9 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
   int rows = p.query_len * p.heads, n = thread_index(), row = to.tile * HEADS + n;
   u32 factors = SHARED_BASE + AT_LIMIT;
   if (n < HEADS) {
-    float sum = lds_float(SHARED_BASE + AT_SUM + n * 4), most = lds_float(SHARED_BASE + AT_BOUND + n * 8 + 4);
+    float sum = lds_float(SHARED_BASE + AT_SUM + n * 4), most = lds_float(SHARED_BASE + AT_BOUND + n * 4);
     float lse = sum == 0 ? -INFINITE : most + log2_fast(sum);
-    sts_float(factors + n * 4, sum == 0 ? 0 : 1 / sum);
+    sts_float(factors + n * 4, sum == 0 ? 0 : power(24 - OUTPUT_SHIFT) / sum);
     if (!to.whole) p.part_lse[to.slot * HEADS + n] = lse;
     else if (row < rows) p.lse[(i64)to.sequence * rows + row] = lse * 0.6931471805599453f;
   }

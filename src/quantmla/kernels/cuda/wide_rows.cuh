@@ -9,7 +9,7 @@ DEVICE u64 row_address(u32 step, u32 i) {
 
 // Addresses and tokens of rows 64 block to 64 block + 63.
 DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, u32 step, int block) {
-  await_freed(step);
+  await_freed(step_of(step));
   u32 i = thread_index() % 128;
   if (i < 64) {
     Row row = find_row(p, w, b, block * 64 + i);
@@ -89,18 +89,19 @@ DEVICE void attend_rows(const Arguments& p, const Place& at, const Window& w, in
       u32 probability[H2 / 2];
       find_rows(p, at, w, b, step, step - first);
       score_rows(at, step, s);
-      if (step > first) await_published(step - 1);
-      bool raise = any_named(1 + at.group, 128, weigh(at, s, x) > MOST || step == first);
-      if (raise) raise_bounds(at, step, step == first, x);
+      if (step > first) await_published(step_of(step - 1));
+      weigh(at, NO_SHIFT, s, x);
+      bool raise = any_named(1 + at.group, 128, any_above(MOST, x) || step == first);
+      if (raise) raise_bounds(at, step_of(step), step == first, x);
       exponentiate<0, HEADS / 8>(x, probability);
-      publish(at, step, raise, probability);
+      publish(at, step_of(step), NO_SHIFT, raise, probability);
     }
     for (u32 other = 1; other < 2; other--) {  // values of the step before, then of this one
       u32 which = step - other;
       if (which < first || which >= end) continue;
-      await_step(at, which, o);
+      await_step(at, step_of(which), o);
       value_rows(at, which, o);
-      leave_step(at, which);
+      leave_step(at, step_of(which));
     }
   }
 }

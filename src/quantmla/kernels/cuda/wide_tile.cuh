@@ -17,32 +17,44 @@
 #if CONTENT_BITS == 4
 #define VALUE_HALF(group) ((group)*HALF)                 // bytes to a consumer's words
 #define VALUE_GROUP(group, warp) (4 * (group) + (warp))  // scale group of a warp's words
-#define MINUS_M 0x63806380                               // 1024 - 64
+#define SHIFTED 1
 #else
 #define VALUE_HALF(group) 0                       // both consumers take all words, four planes each
 #define VALUE_GROUP(group, warp) (2 * (warp))     // scale group of a warp's upper 8 words
-#define MINUS_M 0x63e063e0                        // 1024 - 16
+#define SHIFTED 0
 #endif
 
-// What is made of a page's scales and zero points: pairs {scale, -scale (M + zero)} in float16.
-// For scores [5 pairs of groups][4 warps][8 rows]: row and row + 8 of a group, then of the next.
-// For values [8 groups][4 steps of 16 tokens][4]: tokens 2i and 2i + 1, then the same + 8.
+// Integers of 4 bits are read in place, as subnormal float16 numbers n 2^-24 (upper nibbles as 16 n 2^-24),
+// and scales carry the page's 2^shift, so that the largest is near 2^15: keys and values of a page are in
+// units of 2^(shift - 24). Content of 2 bits, and its rope, is not shifted: units of 1, as if shift were 24.
+// Outputs are in units of 2^(OUTPUT_SHIFT - 24): a page's probabilities make up for the difference.
+#define OUTPUT_SHIFT 15
+#define NO_SHIFT 24
+
+// What is made of a page's scales and zero points, in float16.
+// For scores [10 groups][4 warps][8 rows]: {scale, offset} of a row, {scale / 16, offset}, and both of row + 8.
+// For values [8 groups][4 steps of 16 tokens][4]: scales, offsets of tokens 2i and 2i + 1, then of those + 8.
 #define SCORE_SCALES 0
-#define VALUE_SCALES 2560
-#define PREPARED (VALUE_SCALES + 2048)
+#define SCORE_GROUP_BYTES 512
+#define VALUE_SCALES 5120
+#define MEANS 7168  // of rope keys, in the page's unit [2 bands][4][4 planes]: of words 2i and 2i + 1
+#define SHIFT 7296
+#define PREPARED 7312
 
 #define AT_QUERY (STAGES * PAGE_BYTES)
 #define AT_P (AT_QUERY + QUERY_TILES * TILE)     // probabilities of a step [2][4 tiles]
 #define AT_PREPARED (AT_P + 8 * TILE)            // [STAGES]
-#define AT_BOUND (AT_PREPARED + STAGES * PREPARED)  // {query factor, maximum} [HEADS]
-#define AT_REDUCE (AT_BOUND + HEADS * 8)         // float [4 warps][HEADS]
+#define AT_BOUND (AT_PREPARED + STAGES * PREPARED)  // maximum [HEADS]
+#define AT_REDUCE (AT_BOUND + HEADS * 4)         // float [4 warps][HEADS]
 #define AT_RAISED (AT_REDUCE + HEADS * 16)       // what a raised maximum does to sums before it [2][HEADS]
 #define AT_SUM (AT_RAISED + HEADS * 8)           // [HEADS]
 #define AT_ROWS (AT_SUM + HEADS * 4)             // addresses of 64 bf16 rows [2]
 #define AT_TOKENS (AT_ROWS + 1024)               // their tokens
 #define AT_LIMIT (AT_TOKENS + 512)               // last token that a column sees [HEADS]
-#define AT_IS_RAISED (AT_LIMIT + HEADS * 4)      // [2]
-#define AT_LOADED (AT_IS_RAISED + 8)             // barriers [STAGES]: the page is there,
+#define AT_STEP (AT_LIMIT + HEADS * 4)           // {is its maximum raised, weight of its probabilities in the sum} [2]
+#define AT_LARGEST (AT_STEP + 16)                // of the query's rows, by warps [8]
+#define AT_FACTOR (AT_LARGEST + 32)              // of the query, undoes what brought it to float16
+#define AT_LOADED (AT_FACTOR + 16)               // barriers [STAGES]: the page is there,
 #define AT_READY (AT_LOADED + STAGES * 8)        // its scales are prepared,
 #define AT_EMPTY (AT_READY + STAGES * 8)         // nobody wants it any more
 #define AT_PUBLISHED (AT_EMPTY + STAGES * 8)     // barriers [2]: a step's probabilities and maxima are there,
@@ -82,6 +94,6 @@ DEVICE void find_place(Place& at) {
   at.value_rows = kept(VALUE_HALF(at.group) + (eighth + half * 8) * 128 + ((2 * at.warp + lane / 8 % 2) ^ eighth) * 16);
   at.score_scales = kept(SCORE_SCALES + (at.warp * 8 + at.row) * 16);
   at.value_scales = kept(VALUE_SCALES + VALUE_GROUP(at.group, at.warp) * 256 + at.pair * 16);
-  at.bound = kept(SHARED_BASE + AT_BOUND + at.pair * 16);
+  at.bound = kept(SHARED_BASE + AT_BOUND + at.pair * 8);
   at.p_store = kept(SHARED_BASE + AT_P + at.group * 4 * TILE + (2 * at.warp + lane / 8 % 2) * (HEADS * 16) + half * 128 + eighth * 16);
 }
