@@ -12,7 +12,10 @@ def test_text_of_a_report(capsys):
         "total_bytes": 3 * 2**30,
         "ratio": 3.5903,
         "gpus": [],
-        "layers": [{"layer": 0, "error": 1.5e-3}],
+        "layers": [
+            {"prefix": "model.layers.9", "mtp": False, "fold_error": 1.5e-3},
+            {"prefix": "model.layers.10", "mtp": True, "fold_error": 12.0},
+        ],
         "sizes": {"rotated": True, "rank": 1024},
         "absent": None,
     }
@@ -22,11 +25,19 @@ def test_text_of_a_report(capsys):
         "ratio        3.59",
         "gpus         none",
         "layers",
-        "  -          layer 0, error 0.0015",
+        "  prefix           mtp  fold error",
+        "  model.layers.9    no      0.0015",
+        "  model.layers.10  yes          12",
         "sizes",
         "  rotated    yes",
         "  rank       1,024",
     ]
+
+
+def test_large_figures_are_not_in_powers_of_ten(capsys):
+    show({"concurrency": 12345.6, "tokens": 1425.44, "inf": float("inf")}, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["12,345.6", "1,425.4", "inf"]
 
 
 def test_rows_have_a_heading(capsys):

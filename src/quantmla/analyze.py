@@ -63,7 +63,21 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
         raise KeyboardInterrupt(
             f"interrupted; finished layers are in {run.work}: go on with --resume"
         ) from None
-    return {"output": str(out), "layers": len(layers)} | {name: found[name] for name in HEADLINE}
+    headline = {name: found[name] for name in HEADLINE}
+    return {"output": str(out), "layers": len(layers)} | headline | _plan_summary(out, plan)
+
+
+def _plan_summary(out: Path, plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The recipe of a plan, and what it gains over one format in all layers."""
+    if plan is None:
+        return {}
+    uniform = plan["best_uniform"]
+    sides = {"bit_plan": plan, next(iter(uniform["formats"].values())): uniform}
+    gain = {
+        name: {key: side[key] for key in ("bytes_per_token", "measured_kl")}
+        for name, side in sides.items()
+    }
+    return {"recipe": str(out.with_name(PLAN_NAME))} | gain
 
 
 def _plan_recipe(request: AnalysisRequest, plan: Mapping[str, Any]) -> Recipe:
@@ -168,6 +182,7 @@ def _model_studies(run: AnalysisRun, layers: Sequence[Found], progress: bool) ->
     for name in run.of_model:
         path = run.work / f"model_{name}.json"
         if not path.is_file():
+            say(f"study {name} of the whole model", progress)
             with bars(progress) as report:
                 subject = ModelSubject(
                     source=run.source,
@@ -177,12 +192,25 @@ def _model_studies(run: AnalysisRun, layers: Sequence[Found], progress: bool) ->
                     layers=layers,
                     budget=run.request.budget,
                     workdir=run.work,
-                    report=report,
+                    report=_stages_said(report, progress),
                 )
                 result = _study(name).measure(subject, run.protocol)
             write_whole(path, json.dumps(result).encode())
         found[name] = _finished(path)
     return found
+
+
+def _stages_said(report: Report, progress: bool) -> Report:
+    """Each stage is also one line when it begins, as a log shows no bars."""
+    begun: set[str] = set()
+
+    def both(stage: str, done: int, total: int) -> None:
+        if stage not in begun:
+            begun.add(stage)
+            say(stage, progress)
+        report(stage, done, total)
+
+    return both
 
 
 def _report(run: AnalysisRun, layers: Sequence[Found], of_model: Found) -> Found:

@@ -23,9 +23,9 @@ def show(report: Mapping[str, Any], *, as_json: bool) -> None:
         print(json.dumps(_finite(report), indent=2))
         return
     lines = list(_lines(report, ""))
-    width = max((len(name) for name, _ in lines), default=0)
+    width = max((len(name) for name, value in lines if value is not None), default=0)
     for name, value in lines:
-        print(f"{name:<{width}}  {value}".rstrip())
+        print(name if value is None else f"{name:<{width}}  {value}".rstrip())
 
 
 def show_rows(rows: Sequence[Row]) -> None:
@@ -64,18 +64,29 @@ def _is_table(value: Any) -> bool:
     return several and isinstance(value[0], Mapping)
 
 
-def _lines(report: Mapping[str, Any], indent: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    """A table's lines: a heading, then numbers to the right and words to the left."""
+    heads = list(rows[0])
+    cells = [[head.replace("_", " ") for head in heads]]
+    cells += [[_text(row.get(head)) for head in heads] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = ["<" if isinstance(rows[0][head], str) else ">" for head in heads]
+    return [
+        "  ".join(f"{c:{side}{w}}" for c, side, w in zip(line, sides, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def _lines(report: Mapping[str, Any], indent: str) -> list[tuple[str, str | None]]:
+    """Names with values; a name with None is a whole line."""
+    found: list[tuple[str, str | None]] = []
     for key, value in report.items():
         name = indent + str(key).replace("_", " ")
         if isinstance(value, Mapping):
             found += [(name, ""), *_lines(value, indent + "  ")]
         elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
             found.append((name, ""))
-            for entry in value:
-                found.append(
-                    (f"{indent}  -", ", ".join(f"{k} {_text(v)}" for k, v in entry.items()))
-                )
+            found += [(indent + "  " + line, None) for line in _aligned(value)]
         elif value is not None:
             found.append((name, _text(value) + _in_units(str(key), value)))
     return found
@@ -94,7 +105,8 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1 else f"{value:.4g}"
+        whole = value.is_integer() and abs(value) >= 1
+        return f"{value:,.0f}" if whole else f"{value:{',.1f' if abs(value) >= 1000 else '.4g'}}"
     if isinstance(value, list | tuple):
         return ", ".join(_text(entry) for entry in value) or "none"
     return "-" if value is None else str(value)

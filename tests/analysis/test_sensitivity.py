@@ -1,5 +1,6 @@
 """Sensitivity on a tiny random model: what is measured, that it is kept, and the plan from it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,20 @@ def test_a_plan_is_a_cache_format():
 
 def analyze(model: Path, out: Path, text: Path, *flags: str) -> int:
     argv = ["analyze", str(model), "-o", str(out), "--text", str(text), "--device", "cpu"]
-    return main([*argv, "--preset", "quick", "--quiet", *flags])
+    return main([*argv, "--preset", "quick", *flags])
 
 
 def test_analyze_writes_a_plan_that_quantize_takes(tiny_model, short_text, tmp_path, capsys):
     model, out = tiny_model("deepseek_v3"), tmp_path / "analysis"
     flags = ["--studies", "sensitivity", "--budget", str(BUDGET)]
     assert analyze(model, out, short_text, *flags) == 0
-    capsys.readouterr()
+    said = capsys.readouterr()
+    plan = json.loads((out / "analysis.json").read_text())["model_studies"]["sensitivity"]["plan"]
+    assert str(out / "bit_plan.yaml") in said.out
+    assert f"{plan['measured_kl']:.4g}" in said.out
+    assert f"{plan['best_uniform']['measured_kl']:.4g}" in said.out
+    stages = ["transforms for 2 bits", "transforms for 4 bits", "sensitivity by layer"]
+    assert [line for line in said.err.splitlines() if line in stages] == stages
     recipe = load_recipe(out / "bit_plan.yaml")
     assert recipe.calibration.text == str(short_text)
     asked = {"output.folder": str(tmp_path / "out"), "transform.method": "rtn"}

@@ -1,8 +1,10 @@
 import json
+import shlex
 
 import pytest
 from report_samples import evaluated, files_of, write_run
 
+from quantmla.cli import build_parser
 from quantmla.errors import QuantMLAError
 from quantmla.report.build import build, comparison, rounded
 from quantmla.report.collect import collect
@@ -37,7 +39,11 @@ def test_sections_without_data_are_left_out(tmp_path):
 def test_every_section_says_how_to_make_its_data(key):
     part = section(key)
     assert part.TITLE
-    assert part.COMMAND.split()[0] in ("quantmla", "python")
+    command = part.COMMAND.removesuffix("; done").split("; do ")[-1].split(" > ")[0]
+    program, *arguments = shlex.split(command)
+    assert program in ("quantmla", "python")
+    if program == "quantmla":
+        build_parser().parse_args(arguments)  # exits where a flag or an argument is wrong
     assert part.__doc__
 
 

@@ -41,5 +41,13 @@ def test_a_card_has_front_matter_and_results(tmp_path):
         assert f"## {heading}\n" in body
 
 
+def test_a_card_makes_any_checkpoint_again_by_its_recipe(tmp_path):
+    run = report(write_run(tmp_path / "run"))["runs"][0]
+    mixed = {**run["facts"], "method": "rtn", "format": "c4r4, mixed"}
+    text = model_card({**run, "facts": mixed})
+    assert "\n    quantmla quantize --recipe recipe.yaml -o OUT\n" in text
+    assert "--format" not in text
+
+
 def test_a_bar_in_a_cell_is_escaped():
     assert "a\\|b" in markdown_table(["h"], [["a|b"]])

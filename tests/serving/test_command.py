@@ -2,6 +2,7 @@
 
 import json
 import types
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,17 @@ def test_a_model_that_is_not_quantized_is_refused(folder):
     mixed = MANIFEST["format"] | {"layers": {"0": {"content_bits": 2}}}
     with pytest.raises(UnsupportedModel, match="formats of their own"):
         serve_command(folder({**MANIFEST, "format": mixed}), [])
+
+
+def test_a_tied_head_is_refused_before_vllm_fails_to_load_it(folder):
+    out = folder()
+    path = Path(out) / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(UnsupportedModel, match="ties its head to its embeddings"):
+        serve_command(out, [])
+    path.write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    assert serve_command(out, [])[:3] == ["vllm", "serve", out]
 
 
 def machine(monkeypatch, vllm="0.26.0", capabilities=("9.0",)):

@@ -106,7 +106,9 @@ def test_a_stopped_run_goes_on(request_for, monkeypatch, tmp_path):
 
     monkeypatch.setattr(stage, "score_items", stopping)
     request = request_for("piqa", "arc_easy")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"finished tasks are in .*run: go on with --resume"
+    ):
         evaluate_tasks(request, progress=False)
     half = read_run(tmp_path / "run")
     assert not half["complete"] or len(half["tasks"]) == 1

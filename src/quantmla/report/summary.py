@@ -85,7 +85,8 @@ def model_card(run: Run) -> str:
         "them easier to quantise is folded into the weights: nothing runs at decode for it.",
         "## Deployment\n\nIn transformers with `QuantMLACache`; in any engine with an unquantised "
         "cache.",
-        f"## Creation\n\n    quantmla quantize {base} -o OUT --format {fmt.lower()}",
+        "## Creation\n\nWith the `recipe.yaml` of the checkpoint's folder:\n\n"
+        "    quantmla quantize --recipe recipe.yaml -o OUT",
         "## Evaluation\n\n" + "\n\n".join(_evaluation(run) or ["Not evaluated."]),
         "Figures come from " + ", ".join(f"`{name}`" for name in files) + ".",
     ]

@@ -61,6 +61,12 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
         f"{model} gives layers formats of their own, which vLLM's one pool of pages cannot hold",
         UnsupportedModel,
     )
+    require(
+        config.get("tie_word_embeddings") is not True,
+        f"{model} ties its head to its embeddings, and vLLM's classes of these models do not load "
+        "that, with or without quantmla",
+        UnsupportedModel,
+    )
     _check(arguments)
     given = {name for name, _ in _flags(arguments)}
     backend = [] if BACKEND[0] in given else BACKEND

@@ -101,7 +101,12 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
             _engines(request, subject, variants, device),
             Amount(given.limit, request.max_new_tokens),
         )
-        return _run(work, asked, document, progress)
+        try:
+            return _run(work, asked, document, progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"interrupted; finished tasks are in {folder}: go on with --resume"
+            ) from None
 
 
 def _planned(request: TaskRequest, subject: Subject) -> list[Variant]:

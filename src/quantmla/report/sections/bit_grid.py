@@ -11,7 +11,10 @@ from quantmla.report.sections import Data, Headline
 from quantmla.report.sections.quality import protection
 
 TITLE = "Bits of content and rope"
-COMMAND = "quantmla eval OUT --format c3r4 --unprotected --json OUT/c3r4.json (and other widths)"
+COMMAND = (
+    "for F in c2r4 c3r4 c4r3 c4r4; do "
+    "quantmla eval OUT --format $F --unprotected --json OUT/$F.json; done"
+)
 READS = ("eval",)
 LEAST = 4  # cells that make a grid
 

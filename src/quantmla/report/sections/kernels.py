@@ -10,7 +10,7 @@ from quantmla.report.provenance import NATIVE, how, measured
 from quantmla.report.sections import Data, Headline
 
 TITLE = "Kernels"
-COMMAND = "quantmla bench"
+COMMAND = "quantmla bench decode"
 READS = ("decode", "append", "native")
 DECODE = ("backend", "format", "heads", "query_len", "context", "batch", "us", "baseline")
 APPEND = ("backend", "format", "job", "us", "bytes", "gb_per_s")
