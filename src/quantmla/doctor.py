@@ -47,9 +47,10 @@ def diagnose() -> dict[str, Any]:
         "gpus": devices,
         "works": {
             "quantize, verify, eval": "yes" if devices else "yes, on the CPU",
+            "eval --tasks": "yes" if find_spec("lm_eval") else "no: lm-eval is not installed",
             "triton kernels": _triton(devices),
             "hopper kernels": _hopper(devices),
-            "vllm plugin": "yes" if find_spec("vllm") else "no: vllm is not installed",
+            "vllm plugin": _vllm(devices),
         },
     }
 
@@ -58,6 +59,10 @@ def _triton(devices: list[dict[str, Any]]) -> str:
     if find_spec("triton") is None:
         return "no: triton is not installed"
     return "yes" if devices else "no: torch sees no CUDA GPU"
+
+
+def _vllm(devices: list[dict[str, Any]]) -> str:
+    return _hopper(devices) if find_spec("vllm") else "no: vllm is not installed"
 
 
 def _hopper(devices: list[dict[str, Any]]) -> str:

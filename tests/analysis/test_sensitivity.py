@@ -136,6 +136,7 @@ def test_analyze_writes_a_plan_that_quantize_takes(tiny_model, short_text, tmp_p
     ("flags", "words"),
     [
         (["--budget", "20"], "budget 20 bytes per token is less"),
+        (["--budget", "160"], "leaves nothing to plan: bf16 takes 160"),
         (["--budget", "44", "--studies", "bound"], "needs the study sensitivity"),
         (["--budget", "x"], "--budget"),
     ],

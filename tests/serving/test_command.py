@@ -109,6 +109,19 @@ def test_a_model_that_is_not_quantized_is_refused(folder):
         serve_command(folder({**MANIFEST, "format": mixed}), [])
 
 
+@pytest.mark.parametrize("name", ["c4r4", "c2r4"])
+def test_formats_of_the_kernels_are_served(folder, name):
+    out = folder({**MANIFEST, "format": parse_format(name).to_json()})
+    assert serve_command(out, [])[:3] == ["vllm", "serve", out]
+
+
+@pytest.mark.parametrize("name", ["c3r4", "c4r8", "c16r16"])
+def test_formats_that_no_kernel_reads_are_refused_before_vllm_loads(folder, name):
+    out = folder({**MANIFEST, "format": parse_format(name).to_json()})
+    with pytest.raises(UnsupportedModel, match=f"in {name}, .* read c4r4 and c2r4"):
+        serve_command(out, [])
+
+
 def test_a_tied_head_is_refused_before_vllm_fails_to_load_it(folder):
     out = folder()
     path = Path(out) / "config.json"

@@ -37,6 +37,7 @@ from quantmla.learn import LearnSettings, learn_checkpoint
 from quantmla.manifest import CONFIG_KEY
 from quantmla.method.quantmla import Options
 from quantmla.quant.format import CacheFormat, parse_format
+from quantmla.quant.layout import bf16_row_bytes
 from quantmla.quant.mixed import ModelFormat, each_layer, model_format
 from quantmla.recipe import recipe_from
 from quantmla.transform.layer import LayerTransform
@@ -66,6 +67,12 @@ def check(run: AnalysisRun) -> None:
         geometry = run.adapter.geometry(run.source.config)
         free: dict[tuple[str, int], float] = {(p, bits): 0.0 for p in PATHS for bits in WIDTHS}
         plan_bits({0: layer_choices(free, geometry)}, budget)
+        whole = bf16_row_bytes(geometry.kv_lora_rank, geometry.qk_rope_head_dim)
+        require(
+            budget < whole,
+            f"budget {budget:g} bytes per token leaves nothing to plan: bf16 takes {whole}",
+            UsageError,
+        )
 
 
 def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from quantmla.quant.mixed import format_from_json, uniform_format
 VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
 MOST_DRAFT_TOKENS = 15
+SERVED_FORMATS = ("c4r4", "c2r4")
 
 # A flag and what it may be. Values are compared in lower case.
 ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
@@ -56,9 +57,17 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
         "handle",
         UnsupportedModel,
     )
+    fmt = uniform_format(format_from_json(manifest["format"]))
     require(
-        uniform_format(format_from_json(manifest["format"])) is not None,
+        fmt is not None,
         f"{model} gives layers formats of their own, which vLLM's one pool of pages cannot hold",
+        UnsupportedModel,
+    )
+    assert fmt is not None
+    require(
+        fmt.name in SERVED_FORMATS,
+        f"{model} is for a cache in {fmt.name}, and the GPU kernels read "
+        f"{' and '.join(SERVED_FORMATS)}",
         UnsupportedModel,
     )
     require(
