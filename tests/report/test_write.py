@@ -26,6 +26,22 @@ def test_several_runs_have_no_card(tmp_path):
     assert not (tmp_path / "model_card.md").exists()
 
 
+def test_a_run_without_a_checkpoint_has_no_card(tmp_path):
+    run = str(write_run(tmp_path / "run", {"eval.json": evaluated()}))
+    found = write_report([run], str(tmp_path / "report.html"), overwrite=False)
+    assert not (tmp_path / "model_card.md").exists()
+    assert not any("model_card" in path for path in found["written"])
+
+
+def test_a_comparison_does_not_claim_to_replace_a_card(tmp_path):
+    runs = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    for name in ("summary.md", "model_card.md"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(UsageError, match=r"summary\.md would be replaced") as refused:
+        write_report(runs, str(tmp_path / "report.html"), overwrite=False)
+    assert "model_card" not in str(refused.value)
+
+
 def test_an_earlier_report_is_replaced_other_files_are_not(tmp_path):
     run = str(write_run(tmp_path / "run", {"eval.json": evaluated()}))
     out = tmp_path / "report.html"

@@ -20,14 +20,14 @@ def write_report(runs: Sequence[str], output: str, *, overwrite: bool) -> Mappin
 
     UsageError before anything is read for an output that cannot be meant or would replace files.
     """
-    paths = _paths(Path(output), overwrite)
+    paths = _paths(Path(output), overwrite, with_card=len(runs) == 1)
     report = build([collect(run) for run in runs])
     texts = {
         "numbers": json.dumps(report, indent=1, ensure_ascii=False) + "\n",
         "summary": summary(report),
         "page": page(report),
     }
-    if len(runs) == 1:
+    if len(runs) == 1 and _has_checkpoint(report["runs"][0]):
         texts["card"] = model_card(report["runs"][0])
     for name, text in texts.items():
         write_whole(paths[name], text.encode())
@@ -36,7 +36,12 @@ def write_report(runs: Sequence[str], output: str, *, overwrite: bool) -> Mappin
     return {"written": written, "runs": len(runs), "sections": sorted(found)}
 
 
-def _paths(output: Path, overwrite: bool) -> dict[str, Path]:
+def _has_checkpoint(run: Mapping[str, Any]) -> bool:
+    """Whether there is a model that a card can be of: studies and tasks alone have none."""
+    return any(file["kind"] == "checkpoint" for file in run["files"])
+
+
+def _paths(output: Path, overwrite: bool, *, with_card: bool) -> dict[str, Path]:
     """Where each file goes; those of an earlier report may be replaced, others not unasked."""
     require(
         output.suffix == ".html",
@@ -45,7 +50,9 @@ def _paths(output: Path, overwrite: bool) -> dict[str, Path]:
     )
     require(output.parent.is_dir(), f"the folder of {output} does not exist", UsageError)
     names = {"page": output.name, "numbers": f"{output.stem}.json", "summary": SUMMARY}
-    paths = {key: output.parent / name for key, name in (names | {"card": CARD}).items()}
+    if with_card:
+        names["card"] = CARD
+    paths = {key: output.parent / name for key, name in names.items()}
     taken = [path for path in paths.values() if path.exists()]
     require(
         overwrite or not taken or _is_report(paths["numbers"]),
