@@ -74,6 +74,14 @@ def test_what_one_run_lacks_is_compared_with_nothing():
     assert row["verdicts"] == ["alone"]
 
 
+def test_no_change_is_claimed_between_figures_that_are_shown_alike():
+    line = {"section": "s", "label": "seconds", "spec": ",.0f", "better": "lower"}
+    parts = [{"headlines": [line | {"value": v}]} for v in (0.03, 0.02, 0.6)]
+    (row,) = comparison(parts)
+    assert row["verdicts"] == ["same", "worse"]
+    assert row["changes"] == [0.0, pytest.approx(19.0)]
+
+
 def test_equal_zeros_are_the_same():
     line = {"section": "s", "label": "violations", "spec": "d", "better": "lower", "value": 0}
     (row,) = comparison([{"headlines": [line]}, {"headlines": [line]}])

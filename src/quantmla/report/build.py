@@ -121,20 +121,24 @@ def comparison(parts: Sequence[Report]) -> list[Report]:
             empty = {k: line[k] for k in ("section", "label", "spec", "better")}
             row = found.setdefault(key, empty | {"values": [None] * len(parts)})
             row["values"][index] = line["value"]
-    return [row | _changes(row["values"], row["better"]) for row in found.values()]
+    return [row | _changes(row["values"], row["better"], row["spec"]) for row in found.values()]
 
 
-def _changes(values: Sequence[float | None], better: str) -> Report:
+def _changes(values: Sequence[float | None], better: str, spec: str) -> Report:
     first = values[0]
-    changes = [None if v is None or not first else v / first - 1 for v in values[1:]]
-    return {"changes": changes, "verdicts": [_verdict(first, v, better) for v in values[1:]]}
+    verdicts = [_verdict(first, v, better, spec) for v in values[1:]]
+    changes = [
+        None if v is None or not first else 0.0 if verdict == "same" else v / first - 1
+        for v, verdict in zip(values[1:], verdicts, strict=True)
+    ]
+    return {"changes": changes, "verdicts": verdicts}
 
 
-def _verdict(first: float | None, value: float | None, better: str) -> str:
-    """Which of two values is better; `alone` where there is only one."""
+def _verdict(first: float | None, value: float | None, better: str, spec: str) -> str:
+    """Which of two values is better; `alone` where there is only one, `same` if shown alike."""
     if first is None or value is None:
         return "alone"
-    if f"{first:.{DIGITS}g}" == f"{value:.{DIGITS}g}":
+    if plain(first, spec) == plain(value, spec):
         return "same"
     if not better:
         return "differs"
