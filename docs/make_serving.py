@@ -149,10 +149,15 @@ def scheduler_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+NOT_RUN = (
+    "**Not run yet**: no serving result is in `benchmarks/results`, and no claim of speed is made."
+)
+
+
 def _scheduled(folder: Path) -> str:
     path = newest(folder, "scheduler")
     if path is None:
-        return "No result file yet."
+        return NOT_RUN
     data = json.loads(path.read_text(encoding="utf-8"))
     version = data["environment"]["packages"]["vllm"]
     source = f"vllm {version}, on a CPU; from `benchmarks/results/{path.name}`."
@@ -177,7 +182,7 @@ def answers_table(rows: Sequence[Row]) -> str:
 def _answers(folder: Path) -> str:
     path = newest(folder, "answers")
     if path is None:
-        return "No result file yet."
+        return NOT_RUN
     data = json.loads(path.read_text(encoding="utf-8"))
     where = data["environment"]
     source = (
@@ -189,7 +194,7 @@ def _answers(folder: Path) -> str:
 
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
-    parts = {"serving": "No result file yet."}
+    parts = {"serving": NOT_RUN}
     parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
     drawing, path = None, newest(folder)
     if path is not None:

@@ -75,7 +75,7 @@ def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
 def test_without_a_file_no_figure_is_claimed(places):
     folder, page = places
     assert make_serving.render(folder, page) == (
-        page.read_text().replace("old", "No result file yet."),
+        page.read_text().replace("old", make_serving.NOT_RUN),
         None,
     )
 

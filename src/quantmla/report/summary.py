@@ -83,8 +83,8 @@ def model_card(run: Run) -> str:
         "## Optimizations\n\n"
         "The cached latents and rope keys are stored in few bits. A change of basis that makes "
         "them easier to quantise is folded into the weights: nothing runs at decode for it.",
-        "## Deployment\n\nIn transformers with `QuantMLACache`; in any engine with an unquantised "
-        "cache.",
+        "## Deployment\n\nIn transformers with `QuantMLACache`; in vLLM with `quantmla serve`, for "
+        "the families that it names; in any engine with an unquantised cache.",
         "## Creation\n\nWith the `recipe.yaml` of the checkpoint's folder:\n\n"
         "    quantmla quantize --recipe recipe.yaml -o OUT",
         "## Evaluation\n\n" + "\n\n".join(_evaluation(run) or ["Not evaluated."]),
