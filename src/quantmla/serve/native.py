@@ -28,7 +28,7 @@ from quantmla.kernels.problem import DecodeQuery, Operation, Problem, platform_o
 from quantmla.mla.rope import to_interleaved
 from quantmla.quant.format import CacheFormat
 from quantmla.serve.pool import PagePool
-from quantmla.serve.transformers import QuantMLACache, QuantMLALayer, check_states
+from quantmla.serve.transformers import QuantMLACache, QuantMLALayer
 
 ATTENTION = "quantmla"
 MOST_QUERIES = 8  # new tokens that are decoded; more are a part of a prompt
@@ -63,18 +63,11 @@ class NativeLayer(QuantMLALayer):
         Of at most MOST_QUERIES tokens it returns them alone, and leaves attention to `attend`;
         of more, the whole context.
         """
-        check_states(key_states, value_states)
-        if not self.is_initialized:
-            self._check_positions(kwargs)
-            self.lazy_initialization(key_states, value_states)
+        latent, k_rope, counts = self._rows(key_states, value_states, kwargs)
         assert self.paged is not None
-        assert self.padding is not None
         dtype, size = key_states.dtype, key_states.shape[2]
-        latent = key_states[:, 0].to(torch.bfloat16)
-        k_rope = value_states[:, 0].to(torch.bfloat16)
         few = size <= MOST_QUERIES
         before = self._read(dtype) if self.seen and not few else None
-        counts = [min(size, max(0, self.seen + size - p)) for p in self.padding]
         if few:
             self._hand_over()
         self.paged.append(latent, to_interleaved(k_rope, self.rope_order).contiguous(), counts)

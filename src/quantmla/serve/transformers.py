@@ -88,17 +88,10 @@ class QuantMLALayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Caches latents [B, 1, S, R] and rope keys [B, 1, S, E]; returns the whole context so."""
-        check_states(key_states, value_states)
-        if not self.is_initialized:
-            self._check_positions(kwargs)
-            self.lazy_initialization(key_states, value_states)
+        latent, k_rope, counts = self._rows(key_states, value_states, kwargs)
         assert self.paged is not None
-        assert self.padding is not None
         dtype, size = key_states.dtype, key_states.shape[2]
-        latent = key_states[:, 0].to(torch.bfloat16)
-        k_rope = value_states[:, 0].to(torch.bfloat16)
         before = self._read(dtype) if size > 1 else None
-        counts = [min(size, max(0, self.seen + size - p)) for p in self.padding]
         self.paged.keep_past = self.record_past
         self.paged.append(latent, to_interleaved(k_rope, self.rope_order), counts)
         self.seen += size
@@ -108,6 +101,20 @@ class QuantMLALayer(CacheLayerMixin):
             torch.cat((before[0], latent[:, None].to(dtype)), dim=2),
             torch.cat((before[1], k_rope[:, None].to(dtype)), dim=2),
         )
+
+    def _rows(
+        self, key_states: Tensor, value_states: Tensor, kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """A call's rows in bf16, [B, S, R] and [B, S, E], and how many of each are no padding."""
+        check_states(key_states, value_states)
+        if not self.is_initialized:
+            self._check_positions(kwargs)
+            self.lazy_initialization(key_states, value_states)
+        assert self.padding is not None
+        size = key_states.shape[2]
+        counts = [min(size, max(0, self.seen + size - p)) for p in self.padding]
+        latent, k_rope = key_states[:, 0], value_states[:, 0]
+        return latent.to(torch.bfloat16), k_rope.to(torch.bfloat16), counts
 
     def _read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """All that was seen, [B, 1, T, R] and [B, 1, T, E]; zeros at padding."""

@@ -9,7 +9,8 @@
 // (n * 2^-20 for the upper one, which the query makes good), exactly. A 64-channel group is one step of
 // k per nibble plane, so its scale multiplies the fp32 result. Zero points are one more product: -scale
 // * zero against the query's sums per group. For 32 columns keys are scaled first, as values are.
-// Values: 64 + n in float16 by one OR, then one FMA: scale * (64 + n) - scale * (64 + zero).
+// Values of 4 bits are read in place too, and scaled by one FMA under a page's power of two; 2-bit ones
+// are 16 + n or 4 + n by one OR, then one FMA.
 //
 // The running maximum is raised only when a probability would pass 2^14, which one barrier finds out
 // with the warps' probabilities; otherwise nothing is rescaled.

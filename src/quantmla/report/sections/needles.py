@@ -7,8 +7,10 @@ from quantmla.report.charts import Cell, heat
 from quantmla.report.collect import Record, RunFiles
 from quantmla.report.markup import Markup, figure, figures, join, number, numbers, plain, table
 from quantmla.report.provenance import CACHED, how, measured
-from quantmla.report.sections import Data, Headline
-from quantmla.report.sections.tasks import NEEDLES
+from quantmla.report.sections import Data
+from quantmla.report.sections.tasks import NEEDLES, headlines
+
+__all__ = ["COMMAND", "READS", "TITLE", "gather", "headlines", "render"]
 
 TITLE = "Needles"
 COMMAND = "quantmla eval OUT --tasks niah@2048 -o RUN"
@@ -32,15 +34,6 @@ def _gather(record: Record) -> Data:
         if row["task"].startswith(NEEDLES)
     ]
     return {"results": rows, "measured": measured(record, CACHED, repeats=1)}
-
-
-def headlines(data: Mapping[str, Any]) -> list[Headline]:
-    return [
-        Headline(f"{row['task']} ({row['variant']})", row["score"], ".1%", "higher")
-        for part in data["parts"]
-        for row in part["results"]
-        if row["variant"] != "bf16"
-    ]
 
 
 def render(data: Mapping[str, Any]) -> Markup:
