@@ -39,18 +39,22 @@ def layout(fmt: str):
 # ---------------------------------------------------------------- compile
 
 
-def prepare_trial(trial: Trial, folder: Path) -> str:
-    """Writes source and macros for a compiler process; an error if a replacement does not apply."""
-    from quantmla.kernels.cuda.build import Variant, defines, text
+def variant_of(trial: Trial):
+    from quantmla.kernels.cuda.build import Variant
 
-    variant = Variant(
+    return Variant(
         columns=trial.columns,
         warpgroups=trial.warpgroups,
         stages=trial.stages,
-        split=trial.split,
         defines=trial.defines,
     )
-    macros = defines(variant, layout(trial.fmt))
+
+
+def prepare_trial(trial: Trial, folder: Path) -> str:
+    """Writes source and macros for a compiler process; an error if a replacement does not apply."""
+    from quantmla.kernels.cuda.build import defines, text
+
+    macros = defines(variant_of(trial), layout(trial.fmt))
     code = text(macros)
     for old, new in trial.replace:
         if old not in code:
@@ -172,8 +176,7 @@ class Worker:
         from quantmla.kernels.cuda.arguments import shared_bytes
         from quantmla.kernels.cuda.launch import load
 
-        sizes = (trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt), trial.split)
-        shared = shared_bytes(*sizes)
+        shared = shared_bytes(variant_of(trial), layout(trial.fmt))
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
         return load(image, shared, self.device)
 

@@ -36,7 +36,7 @@ def _before(text: str, stamp: str) -> tuple[str, str]:
     return text, f"{stamp}\n{text}"
 
 
-SOFTMAX = "    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);\n"
+SOFTMAX = "    softmax(at, unit - shift, turn % 2, s, o, l);\n"
 STAMPS = (
     _before("typedef unsigned char u8;", _DEFINITIONS),
     _after("struct Place {  // of a thread\n", "  u32 traced;"),

@@ -14,7 +14,6 @@ class Trial:
     columns: int
     warpgroups: int
     stages: int
-    split: bool = False
     defines: tuple[str, ...] = ()
     replace: tuple[tuple[str, str], ...] = ()
     right: bool = True  # False: a part of the work is left out, to see what it costs
@@ -55,7 +54,7 @@ COMPUTE_ONLY = (
 )
 CONSUMERS_ONLY = (
     ("    if (!ready) barrier_wait(ready_barrier", "    if (turn < 2) barrier_wait(ready_barrier"),
-    ("    barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);\n", ""),
+    ("    warp_arrives(empty_barrier(at.group, turn), at.lane);\n", ""),
     ("  for (u32 done = 0; page < last;", "  for (u32 done = 0; page < last && done < 2;"),
     NO_WINDOW,
 )
@@ -102,25 +101,18 @@ def least_chunk(chunk: int) -> tuple[str, str]:
     return "#define LEAST_CHUNK 6\n", f"#define LEAST_CHUNK {chunk}\n"
 
 
-SPLIT_REGISTERS = (
-    ("#define SCORER_REGISTERS 104", "#define SCORER_REGISTERS 96"),
-    ("#define VALUER_REGISTERS 120", "#define VALUER_REGISTERS 128"),
-)
 BOTH = ((16, 32768, 32), (16, 8192, 32))
 PARTS = (*BOTH, (16, 131072, 8), (16, 8192, 128))
 FEW = ((16, 131072, 1), (16, 32768, 1), (16, 8192, 1))
 
 TRIALS = (
     Trial("n16_wg3_st2", 16, 3, 2, full=True),
-    Trial("n32_wg2_st3", 32, 2, 3, full=True),
-    Trial("n32_split", 32, 4, 6, split=True, full=True),
-    Trial("n32_split_96_128", 32, 4, 6, split=True, replace=SPLIT_REGISTERS),
+    Trial("n32_wg2_st2", 32, 2, 2, full=True),
     Trial("n16_traced", 16, 3, 2, replace=STAMPS, traced=True, shapes=BOTH + FEW),
-    Trial("n32_traced", 32, 2, 3, replace=STAMPS, traced=True),
+    Trial("n32_traced", 32, 2, 2, replace=STAMPS, traced=True),
     Trial("c2_n16_wg3_st2", 16, 3, 2, fmt="c2r4"),
-    Trial("c2_n32_wg2_st3", 32, 2, 3, fmt="c2r4"),
-    Trial("n16_wg2_st4", 16, 2, 4),
-    Trial("n32_wg2_st2", 32, 2, 2),
+    Trial("c2_n32_wg2_st2", 32, 2, 2, fmt="c2r4"),
+    Trial("n16_wg2_st3", 16, 2, 3),
     Trial("c2_n16_wg3_st3", 16, 3, 3, fmt="c2r4"),
     Trial("n64_st4", 64, 2, 4, full=True),
     Trial("c2_n64_st4", 64, 2, 4, fmt="c2r4"),
@@ -130,6 +122,9 @@ TRIALS = (
         "n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, RAW_KEYS, W64_NO_WINDOW), right=False
     ),
     Trial("n64_no_window", 64, 2, 4, replace=(W64_NO_WINDOW,), right=False),
+    # for compute-sanitizer's racecheck, which follows every thread by itself
+    Trial("n16_every_lane", 16, 3, 2, defines=("EVERY_LANE",)),
+    Trial("n64_every_lane", 64, 2, 4, defines=("EVERY_LANE",)),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
     Trial("n16_window_10", 16, 3, 2, replace=(window_pages(10),), shapes=BOTH),
@@ -144,15 +139,15 @@ TRIALS = (
     Trial("n16_loads_only", 16, 3, 2, replace=LOADS_ONLY, right=False),
     Trial("n16_compute_only", 16, 3, 2, replace=COMPUTE_ONLY, right=False),
     Trial("n16_consumers_only", 16, 3, 2, replace=CONSUMERS_ONLY, right=False),
-    Trial("n32_compute_only", 32, 2, 3, replace=COMPUTE_ONLY, right=False),
-    Trial("n32_consumers_only", 32, 2, 3, replace=CONSUMERS_ONLY, right=False),
+    Trial("n32_compute_only", 32, 2, 2, replace=COMPUTE_ONLY, right=False),
+    Trial("n32_consumers_only", 32, 2, 2, replace=CONSUMERS_ONLY, right=False),
     # parts of a page's work, without the window
     Trial("n16_no_preparing", 16, 3, 2, replace=(NO_PREPARING, NO_WINDOW), right=False),
     Trial("n16_no_values", 16, 3, 2, replace=(NO_VALUES, NO_WINDOW), right=False),
     Trial("n16_no_scores", 16, 3, 2, replace=(NO_SCORES, NO_WINDOW), right=False),
     Trial("n16_no_softmax", 16, 3, 2, replace=(NO_SOFTMAX, NO_WINDOW), right=False),
-    Trial("n32_no_values", 32, 2, 3, replace=(NO_VALUES, NO_WINDOW), right=False),
-    Trial("n32_no_scores", 32, 2, 3, replace=(NO_SCORES, NO_WINDOW), right=False),
+    Trial("n32_no_values", 32, 2, 2, replace=(NO_VALUES, NO_WINDOW), right=False),
+    Trial("n32_no_scores", 32, 2, 2, replace=(NO_SCORES, NO_WINDOW), right=False),
 )
 # heads, context, batch
 MAIN_SHAPE = {16: (16, 32768, 32), 32: (32, 32768, 32), 64: (64, 32768, 32)}

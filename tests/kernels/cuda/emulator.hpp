@@ -135,6 +135,7 @@ DEVICE u32 lds32(u32 a) { return emulator::load<u32>(a); }
 DEVICE float lds_float(u32 a) { return emulator::load<float>(a); }
 DEVICE V2 lds64(u32 a) { return emulator::load<V2>(a); }
 DEVICE V4 lds128(u32 a) { return emulator::load<V4>(a); }
+DEVICE void sts8(u32 a, u32 v) { emulator::store<u8>(a, (u8)v); }
 DEVICE void sts16(u32 a, u32 v) { emulator::store<u16>(a, (u16)v); }
 DEVICE void sts32(u32 a, u32 v) { emulator::store(a, v); }
 DEVICE void sts_float(u32 a, float v) { emulator::store(a, v); }
@@ -194,6 +195,24 @@ DEVICE u32 hmax2(u32 a, u32 b) {
 DEVICE u32 pack_half2(float low, float high) { return emulator::half_bits(low) | (u32)emulator::half_bits(high) << 16; }
 DEVICE float as_float(u32 x) { float f; memcpy(&f, &x, 4); return f; }
 DEVICE u32 as_bits(float x) { u32 b; memcpy(&b, &x, 4); return b; }
+// Float8: 4 bits of exponent, 3 of mantissa; 448 is the largest.
+DEVICE float float8_value(u32 bits) {
+  int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  float x = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp((float)mantissa, -9);
+  if ((bits & 127) == 127) x = NAN;
+  return bits & 128 ? -x : x;
+}
+DEVICE u32 float8_bits(float x) {
+  u32 sign = std::signbit(x) ? 128 : 0, best = 0;
+  x = std::fabs(x);
+  for (u32 bits = 1; bits < 127; bits++) {  // nearest, to even
+    float away = std::fabs(float8_value(bits) - x), least = std::fabs(float8_value(best) - x);
+    if (away < least || (away == least && bits % 2 == 0)) best = bits;
+  }
+  return sign | best;
+}
+DEVICE u32 pack_float8(float low, float high) { return float8_bits(low) | float8_bits(high) << 8; }
+DEVICE u32 float8_halves(u32 x) { return pack_half2(float8_value(x & 255), float8_value(x >> 8 & 255)); }
 DEVICE u32 bf16_bits(float x) {
   u32 b = as_bits(x);
   return std::isnan(x) ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16;
@@ -316,7 +335,8 @@ template <int n> DEVICE void mma_fence(u32 (&)[n][4]) {}
 DEVICE void mma_commit() {}
 template <int pending> DEVICE void mma_wait() {}
 template <int n> DEVICE void settle(float (&)[n]) {}
-template <int add, int n> DEVICE void mma(float (&d)[n], const u32 (&a)[4], u64 b) {
+// K is 16 of float16, or 32 of float8: the bytes of A and B lie alike.
+template <int add, int K, int n> DEVICE void multiply(float (&d)[n], const u32 (&a)[4], u64 b) {
   using namespace emulator;
   const int columns = 2 * n;
   for (int i = 0; i < 4; i++) inputs[current][i] = a[i];
@@ -330,22 +350,28 @@ template <int add, int n> DEVICE void mma(float (&d)[n], const u32 (&a)[4], u64 
     u64 descriptor = inputs[first][4];
     if (descriptor >> 49) { fprintf(stderr, "swizzle or base offset in a descriptor\n"); abort(); }
     u32 address = (descriptor & 0x3fff) << 4, by_k = (descriptor >> 16 & 0x3fff) << 4, by_n = (descriptor >> 32 & 0x3fff) << 4;
-    static float left[64][16], right[16][64];
+    static float left[64][K], right[K][64];
+    const int bytes = 32 / K;  // of an element
+    auto value = [](u32 bits) { return K == 16 ? half_value((u16)bits) : float8_value(bits & 255); };
     for (int t = 0; t < 128; t++)
-      for (int i = 0; i < 8; i++) {
-        int lane = t % 32, reg = i / 2;
-        left[t / 32 * 16 + lane / 4 + reg % 2 * 8][2 * (lane % 4) + i % 2 + reg / 2 * 8] =
-            half_value((u16)(inputs[first + t][reg] >> 16 * (i % 2)));
+      for (int i = 0; i < K / 2; i++) {
+        int lane = t % 32, reg = i / (K / 8), within = i % (K / 8);
+        left[t / 32 * 16 + lane / 4 + reg % 2 * 8][K / 8 * (lane % 4) + within + reg / 2 * (K / 2)] =
+            value((u32)inputs[first + t][reg] >> 8 * bytes * within);
       }
-    for (int k = 0; k < 16; k++)
-      for (int c = 0; c < columns; c++)
-        right[k][c] = half_value(load<u16>(address + k / 8 * by_k + c / 8 * by_n + c % 8 * 16 + k % 8 * 2));
+    for (int k = 0; k < K; k++)
+      for (int c = 0; c < columns; c++) {
+        u32 at = address + k / (K / 2) * by_k + c / 8 * by_n + c % 8 * 16 + k % (K / 2) * bytes;
+        right[k][c] = value(bytes == 2 ? load<u16>(at) : load<u8>(at));
+      }
     for (int t = 0; t < 128; t++)
       for (int i = 0; i < n; i++) {
         int lane = t % 32, row = t / 32 * 16 + lane / 4 + (i / 2 % 2) * 8, column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
         double sum = add ? accumulators[first + t][i] : 0.0;
-        for (int k = 0; k < 16; k++) sum += (double)left[row][k] * right[k][column];
+        for (int k = 0; k < K; k++) sum += (double)left[row][k] * right[k][column];
         accumulators[first + t][i] = (float)sum;
       }
   });
 }
+template <int add, int n> DEVICE void mma(float (&d)[n], const u32 (&a)[4], u64 b) { multiply<add, 16>(d, a, b); }
+template <int add, int n> DEVICE void mma_float8(float (&d)[n], const u32 (&a)[4], u64 b) { multiply<add, 32>(d, a, b); }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quantmla.cache.view import CacheView
+from quantmla.kernels.cuda.build import Variant
 from quantmla.kernels.problem import DecodeQuery
 from quantmla.quant.layout import PageLayout
 
@@ -154,18 +155,13 @@ def make_arguments(
     )
 
 
-def shared_bytes(
-    columns: int, warpgroups: int, stages: int, layout: PageLayout, split: bool = False
-) -> int:
+def shared_bytes(variant: Variant, layout: PageLayout) -> int:
     """SHARED_BYTES of tile.cuh, or of wide_tile.cuh."""
+    columns, stages, warpgroups = variant.columns, variant.stages, variant.warpgroups
     tile = 32 * columns
     if columns == 64:
         return stages * (layout.page_bytes + 7312 + 24) + 44 * tile + columns * 36 + 1728 + 1024
-    wide = layout.content_row_bytes == 256
-    scores = 4864 if columns == 16 else 5120 if wide else 10240
-    prepared = scores + (2560 if wide else 4608) + 144
-    owners, ring, buffers = (1, 4, 4) if split else (warpgroups, 2, 2 * warpgroups)
-    pages = owners * (stages * (layout.page_bytes + 8) + ring * (prepared + 16))
+    prepared = 4864 + (2560 if layout.content_row_bytes == 256 else 4608) + 144
+    pages = warpgroups * (stages * (layout.page_bytes + 8) + 2 * (prepared + 16))
     groups = warpgroups * (columns * 32 + 768 + 32) + columns * 8
-    raising = ring * 8 + 16 + columns * 8 if split else 0
-    return pages + (41 + 4 * buffers) * tile + groups + raising + 32 + 1024
+    return pages + (73 + 8 * warpgroups) * tile + groups + 32 + 1024

@@ -15,7 +15,7 @@ from quantmla.mla.partial import Partial
 __all__ = ["append", "decode", "gather", "why_not"]
 
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
-WIDE = Variant(columns=32, warpgroups=2, stages=3)
+WIDE = Variant(columns=32, warpgroups=2, stages=2)
 WIDEST = Variant(columns=64, warpgroups=2, stages=4)
 
 
@@ -62,7 +62,7 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
     _, query_len, heads, _ = query.latent_BSNR.shape
     layout = view.layout
     variant = variant_for(query_len * heads)
-    shared = shared_bytes(variant.columns, variant.warpgroups, variant.stages, layout)
+    shared = shared_bytes(variant, layout)
     loaded = kernels(defines(variant, layout), shared, device)
     blocks = multiprocessors(device)
     buffers = make_buffers(query, num_splits, blocks, variant.columns)

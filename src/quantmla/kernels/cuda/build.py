@@ -12,24 +12,26 @@ if TYPE_CHECKING:  # a process that only compiles does not wait for torch
 
 _NARROW = (
     "device.cuh",
+    "arrivals.cuh",
     "schedule.cuh",
     "tile.cuh",
     "rows.cuh",
     "products.cuh",
     "pages.cuh",
     "content{bits}.cuh",
-    "scores_{scores}.cuh",
+    "scores.cuh",
     "producer.cuh",
     "query.cuh",
     "window.cuh",
     "softmax.cuh",
     "result.cuh",
-    "{kernel}.cu",
+    "decode.cu",
     "combine.cu",
 )
 _WIDE = (
     "device.cuh",
     "wide_device.cuh",
+    "arrivals.cuh",
     "schedule.cuh",
     "wide_tile.cuh",
     "rows.cuh",
@@ -52,8 +54,7 @@ class Variant:
 
     columns: int  # heads x query length of a tile: 16, 32 or 64
     warpgroups: int
-    stages: int  # pages in flight or in use: for each warpgroup, or for all if split or 64 columns
-    split: bool = False  # warpgroups of their own for scores and for values
+    stages: int  # pages in flight or in use: for each warpgroup, or for all if 64 columns
     defines: tuple[str, ...] = ()
 
     @property
@@ -72,7 +73,6 @@ def defines(variant: Variant, layout: "PageLayout") -> tuple[str, ...]:
         "HEADS": variant.columns,
         "WARPGROUPS": variant.warpgroups,
         "STAGES": variant.stages,
-        "SPLIT": int(variant.split),
         "PAGE_BYTES": layout.page_bytes,
         "AT_ROPE": layout.rope.start,
         "AT_SCALES": layout.scales.start,
@@ -92,10 +92,7 @@ def source_names(macros: tuple[str, ...]) -> tuple[str, ...]:
     """Files that the content's bits and the columns ask for, in order."""
     value = dict(macro.removeprefix("-D").split("=") for macro in macros if "=" in macro)
     names = _WIDE if value["HEADS"] == "64" else _NARROW
-    scores = "folded" if value["HEADS"] == "16" else "direct"
-    kernel = "split" if value["SPLIT"] == "1" else "decode"
-    bits = value["CONTENT_BITS"]
-    return tuple(name.format(bits=bits, scores=scores, kernel=kernel) for name in names)
+    return tuple(name.format(bits=value["CONTENT_BITS"]) for name in names)
 
 
 @cache

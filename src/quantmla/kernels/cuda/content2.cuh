@@ -19,21 +19,14 @@ DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift) {
 #define GROUPS_A_LOAD 2
 DEVICE V4 load_groups(u32 rows, u32 i) { return ldmatrix(rows ^ (i * 32)); }
 
-#if FOLDED
-// Planes 0 to 7 in place, read as n 4^(p % 4) 2^-24, which the query makes good.
-DEVICE void mask_crumbs(u32 x, u32& n0, u32& n1, u32& n2, u32& n3, u32& n4, u32& n5, u32& n6, u32& n7) {
-  u32 y = x >> 8;
-  n0 = x & 0x00030003, n1 = x & 0x000c000c, n2 = x & 0x00300030, n3 = x & 0x00c000c0;
-  n4 = y & 0x00030003, n5 = y & 0x000c000c, n6 = y & 0x00300030, n7 = y & 0x00c000c0;
-}
-
-// Operands of a group's four products: plane 2i of both rows, then plane 2i + 1.
-DEVICE void mask_group(V4 words, u32 g, u32 (&a)[4][4]) {
+// Operands of a group's two products: planes 0 and 4, 1 and 5; then 2 and 6, 3 and 7. Odd planes are 4 times as
+// large, which the query makes good.
+DEVICE void mask_group(V4 words, u32 g, u32 (&a)[2][4]) {
   u32 x = g % 2 ? words.z : words.x, y = g % 2 ? words.w : words.y;
-  mask_crumbs(x, a[0][0], a[0][2], a[1][0], a[1][2], a[2][0], a[2][2], a[3][0], a[3][2]);
-  mask_crumbs(y, a[0][1], a[0][3], a[1][1], a[1][3], a[2][1], a[2][3], a[3][1], a[3][3]);
+  a[0][0] = x & 0x03030303, a[0][1] = y & 0x03030303, a[0][2] = x & 0x0c0c0c0c, a[0][3] = y & 0x0c0c0c0c;
+  x >>= 4, y >>= 4;
+  a[1][0] = x & 0x03030303, a[1][1] = y & 0x03030303, a[1][2] = x & 0x0c0c0c0c, a[1][3] = y & 0x0c0c0c0c;
 }
-#endif
 
 // M + n by one OR: M is 16 or 4 where the field lies at bits 6 or 8. (Bits 4 need fewer shifts, but
 // M = 64 would round off four times as much.)
@@ -45,45 +38,6 @@ DEVICE void scale_crumbs(u32 x, const V4& scale, u32 (&v)[8]) {
   v[0] = SCALED_16(x << 6), v[1] = SCALED_16(left), v[2] = SCALED_4(left), v[3] = SCALED_16(x);
   v[4] = SCALED_4(x), v[5] = SCALED_16(right), v[6] = SCALED_4(right), v[7] = SCALED_4(x >> 6);
 }
-
-#if !FOLDED
-DEVICE u32 times_2_to_24(u32 x) { return hmul2(hmul2(x, 0x6c006c00), 0x6c006c00); }
-// 64 + n by one OR, then one FMA.
-DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
-  v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
-  v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
-  v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
-  v3 = hfma2(and_or(x >> 8, 0x00f000f0, 0x54005400), scale, offset);
-}
-
-struct RowScales {  // entries of a thread's two tokens; of the rope's bands {scale, -scale (64 + zero)}
-  V4 upper, lower;
-};
-DEVICE RowScales read_row_scales(u32 from) { return RowScales{lds128(from), lds128(from + 16)}; }
-DEVICE V4 nibbles_entry(u32 scale, u32 minus) { return V4{scale, hmul2(scale, hsub2(minus, 0x54005400)), 0, 0}; }
-DEVICE void store_row_scales(u32 to, u32 group, V2 scale, V2 tiny, Shift) {
-  u32 upper = times_2_to_24(tiny.x), lower = times_2_to_24(tiny.y);
-  sts128(to, group < 8 ? value_entry(scale.x, upper) : nibbles_entry(scale.x, upper));
-  sts128(to + 16, group < 8 ? value_entry(scale.y, lower) : nibbles_entry(scale.y, lower));
-}
-
-// Operands of a band's two products: plane 2i of both rows, then plane 2i + 1.
-DEVICE void scale_band(u32 x, u32 y, const RowScales& row, u32 (&a)[2][4]) {
-  scale_nibbles(x, row.upper.x, row.upper.y, a[0][0], a[0][2], a[1][0], a[1][2]);
-  scale_nibbles(y, row.lower.x, row.lower.y, a[0][1], a[0][3], a[1][1], a[1][3]);
-}
-
-// Operands of a group's four products: plane 2i of both rows, then plane 2i + 1.
-DEVICE void scale_group(V4 words, const RowScales& row, u32 g, u32 (&a)[4][4]) {
-  u32 v[8];
-#pragma unroll
-  for (int lower = 0; lower < 2; lower++) {
-    scale_crumbs(lower ? (g % 2 ? words.w : words.y) : g % 2 ? words.z : words.x, lower ? row.lower : row.upper, v);
-#pragma unroll
-    for (int plane = 0; plane < 8; plane++) a[plane / 2][plane % 2 * 2 + lower] = v[plane];
-  }
-}
-#endif
 
 // O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
@@ -109,22 +63,29 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, flo
   finish_values(o);
 }
 
-// Query channels 8 part to 8 part + 7 of a group, one word: to 4 tiles. Returns the sum of the
-// rounded values.
-DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
+// Query channels 8 part to 8 part + 7 of a group, one word, to 4 tiles for bf16 rows.
+DEVICE void store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
+#pragma unroll
+  for (int plane = 0; plane < 8; plane++)
+    sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), pack_half2(x[plane], 0));
+}
+
+// And to tiles for packed keys. Returns their sum.
+DEVICE float store_keys_query(u32 at, u32 part, u32 n, const float (&x)[8]) {
   float sum = 0;
 #pragma unroll
-  for (int plane = 0; plane < 8; plane++) {
-    float up = FOLDED ? (float)(1 << 2 * (plane % 4)) : 1.0f;
-    u32 one = pack_half2(x[plane] / up, 0);
-    sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), one);
-    sum += up * half_low(one);
+  for (int plane = 0; plane < 4; plane++) {
+    float up = plane % 2 ? 4.0f : 1.0f;
+    TwoTerms both = two_terms(x[plane] / up, x[4 + plane] / up);
+    u32 to = at + plane / 2 * 2 * TILE + element8(plane % 2 * 16 + 2 * part, n);
+    sts16(to, both.high), sts16(to + TILE, both.low);
+    sum += up * both.sum;
   }
   return sum;
 }
 
-// Products of bf16 rows with the query's tiles: those of planes 2, 3, 6 and 7 go to `odd`.
-DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2], float (&odd)[H2]) {
+// Products of bf16 rows with the query's tiles.
+DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2]) {
 #pragma unroll 1
   for (u32 g = 0; g < 8; g += 2) {
     V4 x[2][2][2];  // group, row, word 2 pair and 2 pair + 1
@@ -139,10 +100,9 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
       for (int tile = 0; tile < 4; tile++) {
         a[i / 2][tile][i % 2] = halves(first[tile] << 16, second[tile] << 16);
         a[i / 2][tile][2 + i % 2] = halves(first[tile], second[tile]);
-        if (FOLDED) a[i / 2][tile][2 + i % 2] = hmul2(a[i / 2][tile][2 + i % 2], 0x44004400);  // the query carries 1/4 more
       }
     }
-    add_row_products(at, a, g, s, odd);
+    add_row_products(at, a, g, s);
   }
 }
 

@@ -24,44 +24,11 @@ DEVICE u32 times_16(u32 x) { return hmul2(x, 0x4c004c00); }
 #define GROUPS_A_LOAD 1
 DEVICE V4 load_groups(u32 rows, u32 i) { return ldmatrix((rows ^ (i % 4 * 32)) + i / 4 * HALF); }
 
-#if FOLDED
-
-// Operands of a group's four products, one for each plane.
-DEVICE void mask_group(V4 x, u32, u32 (&a)[4][4]) {
-  mask_nibbles(x.x, a[0][0], a[1][0], a[2][0], a[3][0]);
-  mask_nibbles(x.y, a[0][1], a[1][1], a[2][1], a[3][1]);
-  mask_nibbles(x.z, a[0][2], a[1][2], a[2][2], a[3][2]);
-  mask_nibbles(x.w, a[0][3], a[1][3], a[2][3], a[3][3]);
+// Operands of a group's two products: planes 0 and 2, then 1 and 3, of words 0 to 7 and of words 8 to 15.
+DEVICE void mask_group(V4 x, u32, u32 (&a)[2][4]) {
+  a[0][0] = lower_nibbles(x.x), a[0][1] = lower_nibbles(x.y), a[0][2] = lower_nibbles(x.z), a[0][3] = lower_nibbles(x.w);
+  a[1][0] = upper_nibbles(x.x), a[1][1] = upper_nibbles(x.y), a[1][2] = upper_nibbles(x.z), a[1][3] = upper_nibbles(x.w);
 }
-#else
-struct RowScales {  // {scale, -scale zero 2^-24} of a thread's two tokens
-  V2 upper, lower;
-};
-DEVICE RowScales read_row_scales(u32 from) {
-  V4 x = lds128(from);
-  return RowScales{V2{x.x, x.y}, V2{x.z, x.w}};
-}
-DEVICE void store_row_scales(u32 to, u32, V2 scale, V2 tiny, Shift shift) {
-  u32 upper = shifted(scale.x, shift), lower = shifted(scale.y, shift);
-  sts128(to, V4{upper, hmul2(upper, tiny.x), lower, hmul2(lower, tiny.y)});
-}
-
-// Operands of a group's four products, one for each plane.
-DEVICE void scale_group(V4 x, const RowScales& row, u32, u32 (&a)[4][4]) {
-  V2 upper = row.upper, lower = row.lower;
-  u32 upper_16 = times_16(upper.y), lower_16 = times_16(lower.y);
-  scale_in_place(x.x, upper.x, upper.y, upper_16, a[0][0], a[1][0], a[2][0], a[3][0]);
-  scale_in_place(x.y, lower.x, lower.y, lower_16, a[0][1], a[1][1], a[2][1], a[3][1]);
-  scale_in_place(x.z, upper.x, upper.y, upper_16, a[0][2], a[1][2], a[2][2], a[3][2]);
-  scale_in_place(x.w, lower.x, lower.y, lower_16, a[0][3], a[1][3], a[2][3], a[3][3]);
-}
-
-// Operands of a band's two products: plane 2i of both rows, then plane 2i + 1.
-DEVICE void scale_band(u32 x, u32 y, const RowScales& row, u32 (&a)[2][4]) {
-  scale_in_place(x, row.upper.x, row.upper.y, times_16(row.upper.y), a[0][0], a[0][2], a[1][0], a[1][2]);
-  scale_in_place(y, row.lower.x, row.lower.y, times_16(row.lower.y), a[0][1], a[0][3], a[1][1], a[1][3]);
-}
-#endif
 
 // Operands of 16 tokens' products, one for each plane.
 DEVICE void value_operands(V4 x, V4 s, u32 (&v)[4][4]) {
@@ -92,41 +59,27 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, flo
   finish_values(o);
 }
 
-// The same for one half of the words; operands are not made while products of others go on, for want of
-// registers.
-DEVICE void value_half_page(const Place& at, u32 half, u32 stage, u32 prepared, u32 buffer, float (&o)[4][H2]) {
-  u32 probability = probabilities_at(at, buffer);
-  u32 rows = stage + at.value_rows + half * HALF, scales = prepared + at.value_scales + half * (VALUE_STEP * VALUE_GROUP_BYTES);
-  V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
+// Query channels 8 part to 8 part + 7 of a group, two words, to tiles for bf16 rows: one for each plane.
+DEVICE void store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
 #pragma unroll
-  for (u32 k = 0; k < 4; k++) {
-    V4 x = next, s = next_scale;
-    if (k < 3) next = ldmatrix_transposed(rows + (k + 1) * 2048), next_scale = lds128(scales + (k + 1) * 16);
-    u32 v[4][4];
-    value_operands(x, s, v);
-    add_values(o, v, probability, k);
-    mma_wait<0>();
-  }
-#pragma unroll
-  for (int plane = 0; plane < 4; plane++) settle(o[plane]);
+  for (int plane = 0; plane < 4; plane++) sts32(at + plane * TILE + element(2 * part, n), pack_half2(x[plane], x[4 + plane]));
 }
 
-// Query channels 8 part to 8 part + 7 of a group, two words: to 4 tiles, one for each plane. Those of
-// odd planes carry 1/16. Returns the sum of the rounded values.
-DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
+// And to tiles for packed keys. Returns their sum.
+DEVICE float store_keys_query(u32 at, u32 part, u32 n, const float (&x)[8]) {
   float sum = 0;
 #pragma unroll
-  for (int plane = 0; plane < 4; plane++) {
-    float down = plane & 1 ? 0.0625f : 1.0f, up = plane & 1 ? 16.0f : 1.0f;
-    u32 two = pack_half2(x[plane] * down, x[4 + plane] * down);
-    sts32(at + plane * TILE + element(2 * part, n), two);
-    sum += up * (half_low(two) + half_high(two));
+  for (int odd = 0; odd < 2; odd++) {
+    TwoTerms first = two_terms(x[odd], x[2 + odd]), second = two_terms(x[4 + odd], x[6 + odd]);
+    u32 to = at + odd * 2 * TILE + element8(4 * part, n);
+    sts32(to, first.high | second.high << 16), sts32(to + TILE, first.low | second.low << 16);
+    sum += first.sum + second.sum;
   }
   return sum;
 }
 
-// Products of bf16 rows with the query's tiles; upper nibbles' tiles go to `odd`.
-DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2], float (&odd)[H2]) {
+// Products of bf16 rows with the query's tiles.
+DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2]) {
 #pragma unroll 1
   for (u32 g = 0; g < 8; g += 2) {
     V4 x[2][4];
@@ -145,7 +98,7 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
       to[0][i % 4] = halves(y.x << 16, y.z << 16), to[1][i % 4] = halves(y.x, y.z);
       to[2][i % 4] = halves(y.y << 16, y.w << 16), to[3][i % 4] = halves(y.y, y.w);
     }
-    add_row_products(at, a, g, s, odd);
+    add_row_products(at, a, g, s);
   }
 }
 

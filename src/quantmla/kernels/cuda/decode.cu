@@ -5,12 +5,13 @@
 // masking, the operand of 4 products K_i Q_i^T; ldmatrix.trans of the same bytes gives V_i^T. Nothing
 // dequantised is ever written to memory.
 //
-// Scores for 16 columns: nibbles are masked in place and read as subnormal float16 numbers, n * 2^-24
-// (n * 2^-20 for the upper one, which the query makes good), exactly. A 64-channel group is one step of
-// k per nibble plane, so its scale multiplies the fp32 result. Zero points are one more product: -scale
-// * zero against the query's sums per group. For 32 columns keys are scaled first, as values are.
-// Values of 4 bits are read in place too, and scaled by one FMA under a page's power of two; 2-bit ones
-// are 16 + n or 4 + n by one OR, then one FMA.
+// Scores: nibbles are masked in place, four to a register, and read as float8 numbers (e4m3) n * 2^-9,
+// exactly: up to 15, the bits of an integer are those of as many of the smallest number. The query is the
+// sum of two terms of float8, which holds the 8 bits of a bf16 number. A 64-channel group is two steps of
+// k, so its scale multiplies the fp32 result. Zero points are one more product, in float16: -scale * zero
+// against the query's sums per group.
+// Values of 4 bits are read in place, as subnormal float16 numbers n * 2^-24 (or n * 2^-20), and scaled by
+// one FMA under a page's power of two; 2-bit ones are 16 + n or 4 + n by one OR, then one FMA.
 //
 // The running maximum is raised only when a probability would pass 2^14, which one barrier finds out
 // with the warps' probabilities; otherwise nothing is rescaled.
@@ -33,16 +34,15 @@ DEVICE void start_block() {
   u32 t = thread_index();
   if (t < WARPGROUPS * STAGES) barrier_init(SHARED_BASE + AT_FULL + t * 8, 1);
   if (t < WARPGROUPS * RING) {
-    barrier_init(SHARED_BASE + AT_READY + t * 8, 1);
-    barrier_init(SHARED_BASE + AT_EMPTY + t * 8, 4);
+    barrier_init(SHARED_BASE + AT_READY + t * 8, ARRIVALS);
+    barrier_init(SHARED_BASE + AT_EMPTY + t * 8, 4 * ARRIVALS);
   }
   barrier_fence_init();
-#if FOLDED  // never written again: rows 10 to 15 of the zero points, and of the sums
+  // never written again: rows 10 to 15 of the zero points, and of the sums
   const u32 zeros = 6 * ZEROS_ROW / 4;
   for (u32 i = t; i < WARPGROUPS * RING * zeros; i += THREADS)
     sts32(SHARED_BASE + AT_PREPARED + i / zeros * PREPARED + SCORE_ZEROS + 10 * ZEROS_ROW + i % zeros * 4, 0);
   for (u32 i = t; i < TILE / 4; i += THREADS) sts32(SHARED_BASE + AT_QUERY + SUMS_TILE * TILE + i * 4, 0);
-#endif
   fence_async_proxy();
 }
 
@@ -65,7 +65,7 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
   for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
     find_rows(p, at, w, b, block);
     score_rows(at, s);
-    softmax(at, Units{1, 0}, buffer, s, o, l);
+    softmax(at, 0, buffer, s, o, l);
     value_rows(at, buffer, o);
   }
 }
@@ -103,11 +103,11 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
       for (int i = 0; i < H2; i++)
         if (token + (i & 2 ? 8 : 0) < w.sinks) s[i] = -INFINITE;
     }
-    softmax(at, Units{score_factor(shift), (float)(unit - shift)}, turn % 2, s, o, l);
+    softmax(at, unit - shift, turn % 2, s, o, l);
     ready = barrier_test(ready_barrier(at.group, turn + 1), (turn + 1) / RING % 2);
     value_page(at, stage, prepared, turn % 2, o);
     sync_warp();
-    barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);
+    warp_arrives(empty_barrier(at.group, turn), at.lane);
   }
   finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, 1.0f / unit_of(unit), o, l);
 }

@@ -40,6 +40,7 @@ DEVICE V4 lds128(u32 a) {
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a) : "memory");
   return v;
 }
+DEVICE void sts8(u32 a, u32 v) { asm volatile("{.reg .b16 h; cvt.u16.u32 h, %1; st.shared.b8 [%0], h;}" ::"r"(a), "r"(v) : "memory"); }
 DEVICE void sts16(u32 a, u32 v) { asm volatile("{.reg .b16 h; cvt.u16.u32 h, %1; st.shared.b16 [%0], h;}" ::"r"(a), "r"(v) : "memory"); }
 DEVICE void sts32(u32 a, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
 DEVICE void sts_float(u32 a, float v) { sts32(a, __float_as_uint(v)); }
@@ -68,6 +69,13 @@ DEVICE u32 hsub2(u32 a, u32 b) { u32 d; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d)
 DEVICE u32 hmax2(u32 a, u32 b) { u32 d; asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 pack_half2(float low, float high) { u32 d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 DEVICE u32 pack_bf162(float low, float high) { u32 d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
+// Two float8 numbers of 4 exponent and 3 mantissa bits in 16 bits, and as two of float16.
+DEVICE u32 pack_float8(float low, float high) {
+  u32 d;
+  asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %1, %2; cvt.u32.u16 %0, x;}" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+DEVICE u32 float8_halves(u32 x) { u32 d; asm("{.reg .b16 l; cvt.u16.u32 l, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(d) : "r"(x)); return d; }
 DEVICE float half_low(u32 x) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(x)); return f; }
 DEVICE float half_high(u32 x) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(x)); return f; }
 DEVICE u32 and_or(u32 a, u32 mask, u32 bits) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits)); return d; }
@@ -161,6 +169,21 @@ template <int add> DEVICE void mma(float (&d)[16], const u32 (&a)[4], u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
       "{%16,%17,%18,%19}, %20, %21, 1, 1, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));
+}
+// D[64, n] (+)= A[64, 32] B[32, n] of float8
+template <int add> DEVICE void mma_float8(float (&d)[8], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, %13, 1, 1;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));
+}
+template <int add> DEVICE void mma_float8(float (&d)[16], const u32 (&a)[4], u64 b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+      "{%16,%17,%18,%19}, %20, %21, 1, 1;"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(add));

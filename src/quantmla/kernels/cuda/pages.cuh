@@ -1,4 +1,4 @@
-// What is the same for every width of content, and for folded and direct scores.
+// What is the same for every width of content.
 
 // A producer's lane has 4 tokens of a group, and those 8 further.
 struct Quads {
@@ -25,10 +25,21 @@ DEVICE void read_means(const Place& at, u32 prepared, float (&s)[H2]) {
   }
 }
 
-// Subnormal float16 numbers n 2^-24 and, of upper nibbles, 16 n 2^-24.
-DEVICE void mask_nibbles(u32 x, u32& n0, u32& n1, u32& n2, u32& n3) {
-  u32 y = x >> 8;
-  n0 = x & 0x000f000f, n1 = x & 0x00f000f0, n2 = y & 0x000f000f, n3 = y & 0x00f000f0;
+// Float8 numbers n 2^-9: up to 15 an integer's bits are those of as many of the smallest number.
+DEVICE u32 lower_nibbles(u32 x) { return x & 0x0f0f0f0f; }
+DEVICE u32 upper_nibbles(u32 x) { return x >> 4 & 0x0f0f0f0f; }
+
+// ---- the query
+
+struct TwoTerms {  // of two numbers: each the sum of two of float8
+  u32 high, low;
+  float sum;  // of all four
+};
+// Exact for 8 bits of a number, so for bf16, down to 2^-9 of 2^8; below that to 2^-10.
+DEVICE TwoTerms two_terms(float x, float y) {
+  u32 high = pack_float8(x, y), first = float8_halves(high);
+  u32 low = pack_float8(x - half_low(first), y - half_high(first)), second = float8_halves(low);
+  return TwoTerms{high, low, half_low(first) + half_high(first) + (half_low(second) + half_high(second))};
 }
 
 // ---- bf16 rows
@@ -38,14 +49,11 @@ DEVICE u64 row_address(u32 group, u32 i) {
   return (u64)a.y << 32 | a.x;
 }
 
-// Groups g and g + 1 of bf16 rows; tiles 1 and 3 of a group may carry 1/16, and have their own sum.
-DEVICE void add_row_products(const Place& at, u32 (&a)[2][4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
-  settle(s), settle(odd);
+// Groups g and g + 1 of bf16 rows.
+DEVICE void add_row_products(const Place& at, u32 (&a)[2][4][4], u32 g, float (&s)[H2]) {
+  settle(s);
   mma_fence(a[0]), mma_fence(a[1]);
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    score_tile(at, s, a[i / 4][i % 4], g * 4 + i);
-    score_tile(at, odd, a[i / 4][i % 4 + 1], g * 4 + i + 1);
-  }
-  finish_scores(s), finish_scores(odd);
+  for (int i = 0; i < 8; i++) score_tile(at, s, a[i / 4][i % 4], g * 4 + i);
+  finish_scores(s);
 }

@@ -34,7 +34,7 @@ DEVICE void prepare_groups(u32 stage, u32 prepared, u32 lane, u32 first, Shift s
   if (group >= 10) return;
   u32 from = stage + AT_SCALES + (group * PAGE_SIZE + token) * 2, zeros = stage + AT_ZEROS + group * PAGE_SIZE + token;
   Quads x = {lds64(from), lds64(from + 16), lds32(zeros), lds32(zeros + 8)};
-  prepare_scores(prepared, group, warp, quad, x, shift);
+  prepare_scores(prepared, group, warp, quad, x);
   if (group < 8) prepare_values(prepared + VALUE_SCALES + group * VALUE_GROUP_BYTES, warp, quad, x, shift);
 }
 
@@ -45,7 +45,7 @@ DEVICE V4 mean_query(u32 lane, u32 k, u32 j) {
 }
 
 // The query times the page's mean rope key, which is the same in all rows of the operand.
-DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane, float unit) {
+DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
 #pragma unroll
   for (u32 j = 0; j < HEADS / 8; j += 2) {
     float d[8] = {};
@@ -58,8 +58,8 @@ DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane, float unit) {
       mma_warp(d + 4, a, b.z, b.w);
     }
     if (lane < 4) {
-      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0] * unit), as_bits(d[1] * unit)});
-      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4] * unit), as_bits(d[5] * unit)});
+      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0]), as_bits(d[1])});
+      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4]), as_bits(d[5])});
     }
   }
 }
@@ -67,7 +67,7 @@ DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane, float unit) {
 DEVICE void prepare_page(u32 stage, u32 prepared, u32 lane) {
   int exponent = find_shift(stage, lane);
   Shift shift = {power_of_two(min(exponent, 15)), power_of_two(exponent - min(exponent, 15))};
-  prepare_means(stage, prepared, lane, mean_unit(exponent));
+  prepare_means(stage, prepared, lane);
 #pragma unroll 1
   for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);
   if (lane == 0) sts32(prepared + SHIFT, exponent);
@@ -96,6 +96,6 @@ DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const I
     barrier_wait(full_barrier(group, slot), turn / STAGES % 2);
     prepare_page(stage, prepared, lane);
     sync_warp();
-    barrier_arrive(ready_barrier(group, turn), lane == 0);
+    warp_arrives(ready_barrier(group, turn), lane);
   }
 }

@@ -32,24 +32,26 @@ DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, i
   float most = fmaxf(fabsf(rope[0]), fabsf(rope[1]));
   for (int i = 0; i < 8; i++) most = fmaxf(most, fmaxf(fabsf(low[i]), fabsf(high[i])));
   for (int mask = 16; mask; mask >>= 1) most = fmaxf(most, shuffle_xor(most, mask));
-  // largest magnitude in [2^8, 2^9): a sum of 64 fits float16
-  int exponent = most > 0 ? min(max((int)(as_bits(most) >> 23) - 127, -100), 100) : 8;
-  float up = as_float((u32)(127 + 8 - exponent) << 23), down = as_float((u32)(127 - 8 + exponent) << 23);
+  // largest magnitude in [2^7, 2^8): it fits float8, and a sum of 64 float16
+  int exponent = most > 0 ? min(max((int)(as_bits(most) >> 23) - 127, -100), 100) : 7;
+  float up = as_float((u32)(127 + 7 - exponent) << 23), down = as_float((u32)(127 - 7 + exponent) << 23);
   for (int i = 0; i < 8; i++) low[i] *= up, high[i] *= up;
   rope[0] *= up, rope[1] *= up;
 
   u32 query = SHARED_BASE + AT_QUERY, group = lane / 8;
-  float sum_low = store_planes(query + group * 4 * TILE, lane % 8, n, low);
-  float sum_high = store_planes(query + (4 + group) * 4 * TILE, lane % 8, n, high);
+  store_planes(query + group * 4 * TILE, lane % 8, n, low);
+  store_planes(query + (4 + group) * 4 * TILE, lane % 8, n, high);
+  float sum_low = store_keys_query(query + (KEY_TILE + group * 4) * TILE, lane % 8, n, low);
+  float sum_high = store_keys_query(query + (KEY_TILE + (4 + group) * 4) * TILE, lane % 8, n, high);
 
   u32 as_is = pack_half2(rope[0], rope[1]);
   sts32(query + (MEAN_TILE + lane / 8) * TILE + element(2 * lane % 16, n), as_is);
-  // channel 4 word + plane; a k step is plane 2i of 8 words, then plane 2i + 1 of the same
-  u32 word = lane / 2, pair = query + (ROPE_TILE + word / 8 * 2 + lane % 2) * TILE;
-  u32 odd = pack_half2(rope[1] * ODD_QUERY, 0);
-  sts16(pair + element(word % 8, n), as_is);
-  sts16(pair + element(8 + word % 8, n), odd);
-  float sum_rope = half_low(as_is) + half_low(odd) / ODD_QUERY;
+  // channel 4 word + plane: planes 0 and 2 of a band's 8 words, then planes 1 and 3
+  u32 word = lane / 2, to = query + (ROPE_TILE + word / 8 * 2) * TILE + element8(word % 8 * 2 + lane % 2, n);
+  TwoTerms both = two_terms(rope[0], rope[1]);
+  sts8(to, both.high), sts8(to + element8(16, 0), both.high >> 8);
+  sts8(to + TILE, both.low), sts8(to + TILE + element8(16, 0), both.low >> 8);
+  float sum_rope = both.sum;
 
   for (int mask = 1; mask < 8; mask <<= 1) {
     sum_low += shuffle_xor(sum_low, mask), sum_high += shuffle_xor(sum_high, mask);

@@ -2,18 +2,14 @@
 
 DEVICE V4 bound(const Place& at, int j) { return lds128(at.bound + (j * 8 + at.pair * 2) * 8); }
 
-struct Units {  // of a page: what its scores are to be multiplied by; log2 of what its probabilities are
-  float scores, probabilities;
-};
-
-// Probabilities 2^(s * factor - maximum) of this thread's rows, to e, and as float16 to p.
-DEVICE u32 probabilities(const Place& at, Units units, const float (&s)[H2], float (&e)[H2], u32 (&p)[H2 / 2]) {
+// Probabilities 2^(s * factor - maximum + unit) of this thread's rows, to e, and as float16 to p.
+DEVICE u32 probabilities(const Place& at, float unit, const float (&s)[H2], float (&e)[H2], u32 (&p)[H2 / 2]) {
   u32 most = 0;
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     V4 b = bound(at, j);
-    float f0 = as_float(b.x) * units.scores, m0 = as_float(b.y) - units.probabilities;
-    float f1 = as_float(b.z) * units.scores, m1 = as_float(b.w) - units.probabilities;
+    float f0 = as_float(b.x), m0 = as_float(b.y) - unit;
+    float f1 = as_float(b.z), m1 = as_float(b.w) - unit;
     e[4 * j] = exp2_fast(s[4 * j] * f0 - m0), e[4 * j + 1] = exp2_fast(s[4 * j + 1] * f1 - m1);
     e[4 * j + 2] = exp2_fast(s[4 * j + 2] * f0 - m0), e[4 * j + 3] = exp2_fast(s[4 * j + 3] * f1 - m1);
     p[2 * j] = pack_half2(e[4 * j], e[4 * j + 1]), p[2 * j + 1] = pack_half2(e[4 * j + 2], e[4 * j + 3]);
@@ -36,13 +32,13 @@ DEVICE float warp_rows_max(float x) {
 }
 
 // The rare case: raises the maximum, and scales what has been summed under the old one.
-DEVICE void raise_bounds(const Place& at, Units units, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+DEVICE void raise_bounds(const Place& at, float unit, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
   u32 reduce = SHARED_BASE + AT_REDUCE + at.group * HEADS * 16, bar = 1 + at.group;
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     V4 b = bound(at, j);
-    float x = warp_rows_max(fmaxf(s[4 * j], s[4 * j + 2]) * units.scores * as_float(b.x)) + units.probabilities;
-    float y = warp_rows_max(fmaxf(s[4 * j + 1], s[4 * j + 3]) * units.scores * as_float(b.z)) + units.probabilities;
+    float x = warp_rows_max(fmaxf(s[4 * j], s[4 * j + 2]) * as_float(b.x)) + unit;
+    float y = warp_rows_max(fmaxf(s[4 * j + 1], s[4 * j + 3]) * as_float(b.z)) + unit;
     u32 to = reduce + (at.warp * HEADS + j * 8 + at.pair * 2) * 4;
     if (at.lane < 4) sts_float(to, x), sts_float(to + 4, y);
   }
@@ -69,18 +65,18 @@ DEVICE void raise_bounds(const Place& at, Units units, const float (&s)[H2], flo
   }
 }
 
-DEVICE void softmax(const Place& at, Units units, u32 buffer, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+DEVICE void softmax(const Place& at, float unit, u32 buffer, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
   float e[H2];
   u32 p[H2 / 2];
-  u32 most = probabilities(at, units, s, e, p);
+  u32 most = probabilities(at, unit, s, e, p);
   store_probabilities(at, buffer, p);
   if (uniform(any_named(1 + at.group, 128, most > MOST_HALF))) {
-    raise_bounds(at, units, s, o, l);
-    probabilities(at, units, s, e, p);
+    raise_bounds(at, unit, s, o, l);
+    probabilities(at, unit, s, e, p);
     store_probabilities(at, buffer, p);
     sync_named(1 + at.group, 128);
   }
-  float down = SHIFTED ? exp2_fast(-units.probabilities) : 1.0f;
+  float down = SHIFTED ? exp2_fast(-unit) : 1.0f;
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     l[2 * j] += down * (e[4 * j] + e[4 * j + 2]);

@@ -38,10 +38,10 @@ DEVICE void start_block() {
   if (thread_index() == 0) {
     for (u32 i = 0; i < STAGES; i++) {
       barrier_init(SHARED_BASE + AT_LOADED + i * 8, 1);
-      barrier_init(SHARED_BASE + AT_READY + i * 8, 2);
-      barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 8);
+      barrier_init(SHARED_BASE + AT_READY + i * 8, 2 * ARRIVALS);
+      barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 8 * ARRIVALS);
     }
-    for (u32 i = 0; i < 2; i++) barrier_init(published(step_of(i)), 4), barrier_init(freed(step_of(i)), 9);
+    for (u32 i = 0; i < 2; i++) barrier_init(published(step_of(i)), 4 * ARRIVALS), barrier_init(freed(step_of(i)), 9 * ARRIVALS);
   }
   barrier_fence_init();
   sync_block();
@@ -67,7 +67,7 @@ DEVICE void prepare_pages(u32 thread, u32 pages, u32& turn) {
     barrier_sleep(SHARED_BASE + AT_LOADED + slot * 8, turn / STAGES % 2);
     prepare_page(page_at(slot), prepared_at(slot), thread);
     sync_warp();
-    barrier_arrive(SHARED_BASE + AT_READY + slot * 8, thread % 32 == 0);
+    warp_arrives(SHARED_BASE + AT_READY + slot * 8, thread % 32);
   }
 }
 

@@ -13,7 +13,7 @@ DEVICE void await_page(u32 page) { barrier_wait(SHARED_BASE + AT_READY + page % 
 // All products with a step's values are finished.
 DEVICE void leave_page(const Place& at, Step step, u32 page) {
   leave_step(at, step);
-  barrier_arrive(SHARED_BASE + AT_EMPTY + kept(page) % STAGES * 8, at.lane == 0);
+  warp_arrives(SHARED_BASE + AT_EMPTY + kept(page) % STAGES * 8, at.lane);
 }
 
 DEVICE void mask_before(const Place& at, int token, float (&s)[H2]) {

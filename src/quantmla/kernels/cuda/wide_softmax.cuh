@@ -81,7 +81,7 @@ DEVICE void publish(const Place& at, Step step, int shift, bool raise, const u32
   fence_async_proxy();
   if (at.warp == 0 && at.lane == 0) sts64(facts(step), V2{raise, as_bits(power(shift - OUTPUT_SHIFT))});
   sync_warp();
-  barrier_arrive(published(step), at.lane == 0);
+  warp_arrives(published(step), at.lane);
 }
 
 // What was summed so far comes under a step's maximum.
@@ -106,7 +106,7 @@ DEVICE void await_step(const Place& at, Step step, float (&o)[4][H2]) {
 
 DEVICE void leave_step(const Place& at, Step step) {
   sync_warp();
-  barrier_arrive(freed(step), at.lane == 0);
+  warp_arrives(freed(step), at.lane);
 }
 
 // One warp adds up what the consumers publish, two heads a lane.
@@ -130,6 +130,6 @@ DEVICE void add_up(u32 lane, u32 steps, u32& step, float (&sum)[2]) {
       sum[h] += own * as_float(fact.y);
     }
     sync_warp();
-    barrier_arrive(freed(now), lane == 0);
+    warp_arrives(freed(now), lane);
   }
 }

@@ -13,13 +13,10 @@ DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int 
 }
 
 DEVICE void score_rows(const Place& at, float (&s)[H2]) {
-  float odd[H2];
   u64 upper = row_address(at.group, at.warp * 16 + at.row), lower = row_address(at.group, at.warp * 16 + at.row + 8);
 #pragma unroll
-  for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
-  score_content_rows(at, upper, lower, s, odd);
-#pragma unroll
-  for (int i = 0; i < H2; i++) s[i] += odd[i] / ODD_QUERY;
+  for (int i = 0; i < H2; i++) s[i] = 0;
+  score_content_rows(at, upper, lower, s);
   u32 x[4][4], a[4][4];
 #pragma unroll
   for (int i = 0; i < 16; i++)

@@ -1,11 +1,12 @@
-// Scores of a packed page for few columns: integers go into the products, and a group's scale multiplies
-// its sum. Zero points of all groups are one more product.
+// Scores of a packed page: integers go into the products, in float8, and a group's scale multiplies its sum.
+// Zero points of all groups are one more product.
 
-template <int tiles> DEVICE void score_tiles(u32 (&a)[tiles][4], u32 first, float (&acc)[H2]) {
+// Products with both terms of the query.
+template <int steps> DEVICE void score_steps(u32 (&a)[steps][4], u32 first, float (&acc)[H2]) {
   mma_fence(a);
-  mma<0>(acc, a[0], query_tile(first));
+  mma_float8<0>(acc, a[0], query_tile(first));
 #pragma unroll
-  for (int i = 1; i < tiles; i++) mma<1>(acc, a[i], query_tile(first + i));
+  for (int i = 1; i < 2 * steps; i++) mma_float8<1>(acc, a[i / 2], query_tile(first + i));
   mma_commit();
 }
 
@@ -48,14 +49,13 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
         u32 i = g / GROUPS_A_LOAD + 1;
         next = i < 8 / GROUPS_A_LOAD ? load_groups(rows, i) : ldmatrix(stage + at.rope_rows);
       }
-      u32 a[4][4];
-      mask_group(x, g, a);
-      score_tiles(a, g * 4, acc[g % 2]);
-    } else {  // a band of the rope: plane 2i of both rows, then plane 2i + 1
       u32 a[2][4];
-      mask_nibbles(g == 8 ? next.x : next.z, a[0][0], a[0][2], a[1][0], a[1][2]);
-      mask_nibbles(g == 8 ? next.y : next.w, a[0][1], a[0][3], a[1][1], a[1][3]);
-      score_tiles(a, ROPE_TILE + (g - 8) * 2, acc[g % 2]);
+      mask_group(x, g, a);
+      score_steps(a, KEY_TILE + g * 4, acc[g % 2]);
+    } else {  // a band of the rope
+      u32 upper = g == 8 ? next.x : next.z, lower = g == 8 ? next.y : next.w;
+      u32 a[1][4] = {{lower_nibbles(upper), lower_nibbles(lower), upper_nibbles(upper), upper_nibbles(lower)}};
+      score_steps(a, ROPE_TILE + (g - 8) * 2, acc[g % 2]);
     }
     if (g == 0) continue;
     mma_wait<1>();
@@ -70,10 +70,10 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
 }
 
 // A producer's part.
-DEVICE u32 scaled_low(u32 x) { return as_bits(half_low(x) * 16777216.0f); }  // 2^24: nibbles are subnormals
-DEVICE u32 scaled_high(u32 x) { return as_bits(half_high(x) * 16777216.0f); }
+DEVICE u32 scaled_low(u32 x) { return as_bits(half_low(x) * 512.0f); }  // integers are n 2^-9
+DEVICE u32 scaled_high(u32 x) { return as_bits(half_high(x) * 512.0f); }
 
-DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, const Quads& x, Shift) {
+DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, const Quads& x) {
   V2 upper = x.upper, lower = x.lower;
   u32 scales = prepared + SCORE_SCALES + group * 256 + warp * 64 + quad * 32;
   sts128(scales, V4{scaled_low(upper.x), scaled_low(lower.x), scaled_high(upper.x), scaled_high(lower.x)});
@@ -82,6 +82,3 @@ DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, const Qu
   sts64(zeros, V2{hmul2(upper.x, first_minus(x.upper_zeros)), hmul2(upper.y, second_minus(x.upper_zeros))});
   sts64(zeros + 16, V2{hmul2(lower.x, first_minus(x.lower_zeros)), hmul2(lower.y, second_minus(x.lower_zeros))});
 }
-
-DEVICE float mean_unit(int) { return 1.0f; }
-DEVICE float score_factor(int) { return 1.0f; }
