@@ -6,14 +6,17 @@
 // One row of the output from the parts of its sequence, in 4 slices. Four warps a block: a slice each; blocks
 // [batch * rows]. More warps: they share a slice; blocks [batch * rows, 4], for few rows of many parts.
 extern "C" __global__ void __launch_bounds__(512) combine(const __grid_constant__ Arguments p) {
-  wait_for_previous_kernel();
   u32 base = SHARED_BASE, lane = thread_index() % 32, warp = thread_index() / 32, warps = thread_count() / 32;
   bool alone = warps == 4;
   int rows = p.query_len * p.heads, b = block_index() / rows, row = block_index() % rows;
   u32 slice = alone ? warp : block_index_y();
   int channel = slice * 128 + lane * 4;
   u16* out = p.out + (i64)block_index() * LATENT + channel;
-  if (p.lengths[(i64)b * p.lengths_stride] <= 0) {
+  release_next_kernel();  // all blocks of this one have started
+  // decode's blocks allow this one to start after what was before them, so lengths are there
+  int length = p.lengths[(i64)b * p.lengths_stride];
+  wait_for_previous_kernel();
+  if (length <= 0) {
     if (alone || warp == 0) *(V2*)out = V2{0, 0};
     if (thread_index() == 0) p.lse[block_index()] = -INFINITE;
     return;

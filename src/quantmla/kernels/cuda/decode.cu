@@ -46,6 +46,16 @@ DEVICE void start_block() {
   fence_async_proxy();
 }
 
+// Bytes, whatever they say by now, on their way to L2: the previous kernel may still write them.
+DEVICE void prefetch_inputs(const Arguments& p, const TensorMap* map) {
+  if (thread_index() == 0) prefetch_map(map);
+  if ((int)thread_index() < p.batch) {
+    prefetch((u64)(p.lengths + (i64)thread_index() * p.lengths_stride));
+    prefetch((u64)(p.sink_pages + (i64)thread_index() * p.sink_stride));
+  }
+  prefetch_queries(p);
+}
+
 DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
 #pragma unroll
   for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] = 0;
@@ -58,12 +68,14 @@ DEVICE void to_unit(float (&o)[2][4][H2], float unit) {
   for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] *= unit * plane_factor(i / H2 % 4);
 }
 
-// The rows of a sequence that are in bf16: the window, and the sinks.
+// The rows of a sequence that are in bf16: the window, and the sinks. The first block's are found before the query is there.
 DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, int b, u32 buffer, float (&o)[2][4][H2],
                           float (&l)[HEADS / 4]) {
   float s[H2];
-  for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
-    find_rows(p, at, w, b, block);
+  int rows = w.length - w.start + w.sinks;
+#pragma unroll 1
+  for (int block = at.group; block * 64 < rows; block += WARPGROUPS) {
+    if (block >= WARPGROUPS) find_rows(p, at, w, b, block);
     score_rows(at, s);
     softmax(at, Units{1, 0}, buffer, s, o, l);
     value_rows(at, buffer, o);
@@ -76,7 +88,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
   Window w = find_window(p, b);
   bool windowed = item.part + 1 == item.parts;
-  if (windowed) prefetch_rows(p, w, b);
+  if (windowed) place_rows(p, at, w, b, at.group);
   start_item(p, at, b, tile);
 
   float o[2][4][H2], s[H2], l[HEADS / 4];
@@ -118,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   find_place(at);
   check_shared_base();
   start_block();
-  wait_for_previous_kernel();
+  prefetch_inputs(p, &map);
+  wait_for_previous_kernel();  // nothing before this depends on what others write
 
   const u32 costs = SHARED_BASE + AT_COSTS;
   stage_costs(p, costs);

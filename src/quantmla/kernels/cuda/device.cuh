@@ -30,6 +30,9 @@ DEVICE u32 uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 DEVICE u32 kept(u32 x) { asm volatile("" : "+r"(x)); return x; }
 
 DEVICE void prefetch(u64 address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+// All of them, by one instruction; multiples of 16 bytes.
+DEVICE void prefetch_bytes(const void* from, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes)); }
+DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // ---- shared memory
 DEVICE u32 lds32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
@@ -66,6 +69,7 @@ DEVICE u32 hfma2(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;
 DEVICE u32 hmul2(u32 a, u32 b) { u32 d; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 hsub2(u32 a, u32 b) { u32 d; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 hmax2(u32 a, u32 b) { u32 d; asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
+DEVICE u32 max_u16x2(u32 a, u32 b) { return __vmaxu2(a, b); }
 DEVICE u32 pack_half2(float low, float high) { u32 d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 DEVICE u32 pack_bf162(float low, float high) { u32 d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 DEVICE float half_low(u32 x) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(x)); return f; }

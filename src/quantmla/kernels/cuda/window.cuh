@@ -1,14 +1,19 @@
 // Rows in bf16: the window and the sinks. Operands come straight from global memory.
 
-// Addresses and tokens of rows 64 block to 64 block + 63.
-DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
+// Addresses and tokens of rows 64 block to 64 block + 63. These rows, and those of this warpgroup's next block, are on their
+// way to L2 from here on.
+DEVICE void place_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
   u32 i = thread_index() % 128;
-  sync_named(1 + at.group, 128);  // the block before has been read
+  Row row = find_row(p, w, b, (block + i / 64 * WARPGROUPS) * 64 + i % 64);
+  if (row.address) prefetch_bytes((const void*)row.address, (LATENT + ROPE) * 2);
   if (i < 64) {
-    Row row = find_row(p, w, b, block * 64 + i);
     sts64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
     sts32(SHARED_BASE + AT_TOKENS + at.group * 256 + i * 4, row.token);
   }
+}
+DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
+  sync_named(1 + at.group, 128);  // the block before has been read
+  place_rows(p, at, w, b, block);
   sync_named(1 + at.group, 128);
 }
 
