@@ -39,8 +39,10 @@ DEVICE void start_block() {
   barrier_fence_init();
 #if FOLDED  // never written again: rows 10 to 15 of the zero points, and of the sums
   const u32 zeros = 6 * ZEROS_ROW / 4;
+#pragma unroll 1
   for (u32 i = t; i < WARPGROUPS * RING * zeros; i += THREADS)
     sts32(SHARED_BASE + AT_PREPARED + i / zeros * PREPARED + SCORE_ZEROS + 10 * ZEROS_ROW + i % zeros * 4, 0);
+#pragma unroll 1
   for (u32 i = t; i < TILE / 4; i += THREADS) sts32(SHARED_BASE + AT_QUERY + SUMS_TILE * TILE + i * 4, 0);
 #endif
   fence_async_proxy();
@@ -88,7 +90,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
   Window w = find_window(p, b);
   bool windowed = item.part + 1 == item.parts;
-  if (windowed) place_rows(p, at, w, b, at.group);
+  if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, w, b);  // it has the fewest rows of the query
   start_item(p, at, b, tile);
 
   float o[2][4][H2], s[H2], l[HEADS / 4];
@@ -126,17 +128,17 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode(const __grid_constant__ Arguments p, const __grid_constant__ TensorMap map) {
-  Place at;
-  find_place(at);
   check_shared_base();
-  start_block();
   prefetch_inputs(p, &map);
+  start_block();
   wait_for_previous_kernel();  // nothing before this depends on what others write
 
   const u32 costs = SHARED_BASE + AT_COSTS;
   stage_costs(p, costs);
   int blocks = block_count(), chunk = choose_chunk(p, costs, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
   int items = total_parts(p, costs, chunk) * p.tiles;
+  Place at;
+  find_place(at);
   u32 turn = 0;
   Item item;
   if (at.group == WARPGROUPS) {

@@ -1,19 +1,29 @@
 // Rows in bf16: the window and the sinks. Operands come straight from global memory.
 
-// Addresses and tokens of rows 64 block to 64 block + 63. These rows, and those of this warpgroup's next block, are on their
-// way to L2 from here on.
-DEVICE void place_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
-  u32 i = thread_index() % 128;
-  Row row = find_row(p, w, b, (block + i / 64 * WARPGROUPS) * 64 + i % 64);
-  if (row.address) prefetch_bytes((const void*)row.address, (LATENT + ROPE) * 2);
-  if (i < 64) {
-    sts64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
-    sts32(SHARED_BASE + AT_TOKENS + at.group * 256 + i * 4, row.token);
+DEVICE void place_row(u32 i, const Row& row) {
+  sts64(SHARED_BASE + AT_ROWS + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
+  sts32(SHARED_BASE + AT_TOKENS + i * 4, row.token);
+}
+
+// Addresses and tokens of the first 64 rows of every warpgroup, by 128 threads. All rows are on their way to L2 from here on,
+// those of a window page by one instruction.
+DEVICE void find_first_rows(const Arguments& p, const Window& w, int b) {
+  int recent = w.length - w.start, rows = recent + w.sinks;
+#pragma unroll 1
+  for (int i = thread_index() % 128; i < max(rows, WARPGROUPS * 64); i += 128) {
+    Row row = find_row(p, w, b, i);
+    if (i < WARPGROUPS * 64) place_row(i, row);
+    int within = row.token % p.window_page_size, run = i < recent ? min(p.window_page_size - within, recent - i) : w.sinks;
+    if (i < rows && (i == 0 || i == recent || within == 0))
+      prefetch_bytes((const void*)row.address, ((run - 1) * (u32)p.window_row_stride + LATENT + ROPE) * 2);
   }
 }
+
+// Those of rows 64 block to 64 block + 63.
 DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
+  u32 i = thread_index() % 128;
   sync_named(1 + at.group, 128);  // the block before has been read
-  place_rows(p, at, w, b, block);
+  if (i < 64) place_row(at.group * 64 + i, find_row(p, w, b, block * 64 + i));
   sync_named(1 + at.group, 128);
 }
 
