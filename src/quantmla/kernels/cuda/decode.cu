@@ -79,8 +79,10 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
   for (int block = at.group; block * 64 < rows; block += WARPGROUPS) {
     if (block >= WARPGROUPS) find_rows(p, at, w, b, block);
     score_rows(at, s);
+    RowValues x[2];
+    load_row_values(at, 0, 0, x[0]), load_row_values(at, 0, 1, x[1]);
     softmax(at, Units{1, 0}, buffer, s, o, l);
-    value_rows(at, buffer, o);
+    value_rows(at, buffer, x, o);
   }
 }
 
@@ -91,6 +93,8 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   Window w = find_window(p, b);
   bool windowed = item.part + 1 == item.parts;
   if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, w, b);  // it has the fewest rows of the query
+  u32 slot = (item.first + item.part) * p.tiles + tile;
+  if (thread_index() == 0) sts128(SHARED_BASE + AT_OUTPUT, V4{(u32)b, (u32)tile, slot, item.parts == 1});
   start_item(p, at, b, tile);
 
   float o[2][4][H2], s[H2], l[HEADS / 4];
@@ -123,7 +127,8 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
     sync_warp();
     barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);
   }
-  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, 1.0f / unit_of(unit), o, l);
+  V4 to = lds128(SHARED_BASE + AT_OUTPUT);  // from shared memory: the loop's registers are few
+  finish(p, at, Output{(int)to.x, (int)to.y, to.z, to.w != 0}, 1.0f / unit_of(unit), o, l);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -38,14 +38,14 @@ DEVICE u64 row_address(u32 group, u32 i) {
   return (u64)a.y << 32 | a.x;
 }
 
-// Groups g and g + 1 of bf16 rows; tiles 1 and 3 of a group may carry 1/16, and have their own sum.
-DEVICE void add_row_products(const Place& at, u32 (&a)[2][4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
+// Group g of bf16 rows; tiles 1 and 3 of a group may carry 1/16, and have their own sum.
+DEVICE void add_row_products(const Place& at, u32 (&a)[4][4], u32 g, float (&s)[H2], float (&odd)[H2]) {
   settle(s), settle(odd);
-  mma_fence(a[0]), mma_fence(a[1]);
+  mma_fence(a);
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    score_tile(at, s, a[i / 4][i % 4], g * 4 + i);
-    score_tile(at, odd, a[i / 4][i % 4 + 1], g * 4 + i + 1);
+  for (int i = 0; i < 4; i += 2) {
+    score_tile(at, s, a[i], g * 4 + i);
+    score_tile(at, odd, a[i + 1], g * 4 + i + 1);
   }
   finish_scores(s), finish_scores(odd);
 }

@@ -79,9 +79,9 @@ DEVICE int parts(const Arguments& p, int cost, int chunk) {
   return (cost + chunk - 1) / chunk;
 }
 
-// First page of a part.
+// First page of a part; pages times parts are below 2^32.
 DEVICE int first_page(const Item& item, int pages, int part) {
-  return min((int)((i64)(pages + WINDOW_PAGES) * part / item.parts), pages);
+  return min((int)((u32)(pages + WINDOW_PAGES) * (u32)part / (u32)item.parts), pages);
 }
 
 // Parts of all sequences, without divisions or conversions: cost / chunk rounded up is (cost + chunk - 1/2) / chunk

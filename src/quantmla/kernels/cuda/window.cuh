@@ -32,7 +32,17 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   u64 upper = row_address(at.group, at.warp * 16 + at.row), lower = row_address(at.group, at.warp * 16 + at.row + 8);
 #pragma unroll
   for (int i = 0; i < H2; i++) s[i] = odd[i] = 0;
-  score_content_rows(at, upper, lower, s, odd);
+  V4 y[2][4];  // two groups are on their way
+  load_row_group(upper, lower, at.pair, 0, y[0]), load_row_group(upper, lower, at.pair, 1, y[1]);
+#pragma unroll 1
+  for (u32 g = 0; g < 8; g += 2)
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+      u32 tiles[4][4];
+      row_operands(y[i], tiles);
+      if (g < 6) load_row_group(upper, lower, at.pair, g + 2 + i, y[i]);
+      add_row_products(at, tiles, g + i, s, odd);
+    }
 #pragma unroll
   for (int i = 0; i < H2; i++) s[i] += odd[i] / ODD_QUERY;
   u32 x[4][4], a[4][4];
@@ -55,30 +65,35 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   }
 }
 
-DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
+struct RowValues {  // of 16 rows, a half of the channels: word + 8 (i % 2) and tokens + 8 (i / 2), token
+  V2 x[4][2];
+};
+
+DEVICE void load_row_values(const Place& at, u32 k, u32 half, RowValues& to) {
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int token = 0; token < 2; token++)
+      to.x[i][token] = global_8(row_address(at.group, k * 16 + at.pair * 2 + i / 2 * 8 + token),
+                                output_channel(at.warp * 16 + at.row + i % 2 * 8, half));
+}
+
+// Both halves of the first 16 rows are there, or on their way; those of later rows are asked for early.
+DEVICE void value_rows(const Place& at, u32 buffer, RowValues (&x)[2], float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
 #pragma unroll 1
-  for (u32 k = 0; k < 4; k++) {
-    V2 x[2][4][2];  // half, word + 8 (i % 2) and tokens + 8 (i / 2), token
+  for (u32 k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (u32 half = 0; half < 2; half++) {
+      u32 v[4][4];
 #pragma unroll
-      for (int token = 0; token < 2; token++) {
-        u64 row = row_address(at.group, k * 16 + at.pair * 2 + i / 2 * 8 + token);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-          x[half][i][token] = global_8(row, output_channel(at.warp * 16 + at.row + i % 2 * 8, half));
+      for (int i = 0; i < 4; i++) {
+        V2 first = x[half].x[i][0], second = x[half].x[i][1];
+        v[0][i] = halves(first.x << 16, second.x << 16), v[1][i] = halves(first.x, second.x);
+        v[2][i] = halves(first.y << 16, second.y << 16), v[3][i] = halves(first.y, second.y);
       }
-    u32 v[2][4][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      V2 first = x[i / 4][i % 4][0], second = x[i / 4][i % 4][1];
-      u32(&to)[4][4] = v[i / 4];
-      to[0][i % 4] = halves(first.x << 16, second.x << 16), to[1][i % 4] = halves(first.x, second.x);
-      to[2][i % 4] = halves(first.y << 16, second.y << 16), to[3][i % 4] = halves(first.y, second.y);
+      if (k < 3) load_row_values(at, k + 1, half, x[half]);
+      add_values(o[half], v, probability, k);
+      finish_values(o);
     }
-    add_values(o[0], v[0], probability, k);
-    add_values(o[1], v[1], probability, k);
-    finish_values(o);
-  }
 }
