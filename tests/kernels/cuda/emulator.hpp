@@ -230,6 +230,14 @@ DEVICE u64 exchange(u64 x, const std::function<int(int)>& from) {
 }
 DEVICE float shuffle_xor(float x, int mask) { return as_float((u32)exchange(as_bits(x), [=](int l) { return l ^ mask; })); }
 DEVICE int shuffle_xor(int x, int mask) { return (int)exchange((u32)x, [=](int l) { return l ^ mask; }); }
+DEVICE int warp_sum(int x) {
+  for (int mask = 16; mask; mask >>= 1) x += shuffle_xor(x, mask);
+  return x;
+}
+DEVICE int warp_most(int x) {
+  for (int mask = 16; mask; mask >>= 1) x = max(x, shuffle_xor(x, mask));
+  return x;
+}
 DEVICE int shuffle_up(int x, int delta) { return (int)exchange((u32)x, [=](int l) { return l < delta ? l : l - delta; }); }
 DEVICE int shuffle(int x, int lane) { return (int)exchange((u32)x, [=](int) { return lane; }); }
 DEVICE u32 uniform(u32 x) { return (u32)exchange(x, [](int) { return 0; }); }

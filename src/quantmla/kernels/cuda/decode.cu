@@ -24,9 +24,6 @@ DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
   store_query(p, at, b, tile);
   fence_async_proxy();
   sync_named(ITEM_BARRIER, ITEM_THREADS);
-  u32 n = thread_index() % 128;
-  if (n < HEADS) sts64(at.bound + n * 8, V2{lds32(SHARED_BASE + AT_FACTOR + n * 4), as_bits(LOWEST)});
-  sync_named(1 + at.group, 128);
 }
 
 DEVICE void start_block() {
@@ -141,23 +138,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const u32 costs = SHARED_BASE + AT_COSTS;
   stage_costs(p, costs);
   int blocks = block_count(), chunk = choose_chunk(p, costs, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
-  int items = total_parts(p, costs, chunk) * p.tiles;
+  Item item;
+  int items = find_item(p, costs, block_index() / p.tiles, chunk, item) * p.tiles;
   Place at;
   find_place(at);
   u32 turn = 0;
-  Item item;
   if (at.group == WARPGROUPS) {
     fewer_registers<PRODUCER_REGISTERS>();
     if (at.warp < WARPGROUPS)
       for (int k = block_index(); k < items; k += blocks) {
-        find_item(p, costs, k / p.tiles, chunk, item);
+        if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
         produce(p, &map, at.warp, item, turn);
         sync_named(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
       }
   } else {
     more_registers<CONSUMER_REGISTERS>();
     for (int k = block_index(); k < items; k += blocks) {
-      find_item(p, costs, k / p.tiles, chunk, item);
+      if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
       if (item.part == 0 && thread_index() == 0)
         p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
       attend(p, at, item, k % p.tiles, turn);

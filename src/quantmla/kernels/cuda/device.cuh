@@ -83,6 +83,8 @@ DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE int warp_sum(int x) { return __reduce_add_sync(0xffffffffu, x); }
+DEVICE int warp_most(int x) { return __reduce_max_sync(0xffffffffu, x); }
 DEVICE int shuffle_up(int x, int delta) { return __shfl_up_sync(0xffffffffu, x, delta); }
 DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE u32 vote(bool p) { return __ballot_sync(0xffffffffu, p); }

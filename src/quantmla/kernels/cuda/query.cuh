@@ -83,6 +83,7 @@ DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row) {
   if (lane % 8 == 0) sts16(sums + element(8 + lane / 8, n), pack_half2(sum, 0));
   if (lane == 0) {
     sts_float(SHARED_BASE + AT_FACTOR + n * 4, down);
+    for (u32 g = 0; g < WARPGROUPS; g++) sts64(SHARED_BASE + AT_BOUND + (g * HEADS + n) * 8, V2{as_bits(down), as_bits(LOWEST)});
     sts32(SHARED_BASE + AT_LIMIT + n * 4, length - p.query_len + (real ? row / p.heads : p.query_len));
   }
 }

@@ -23,26 +23,28 @@ DEVICE void write_half(const Arguments& p, const Place& at, const Output& to, co
   }
 }
 
-// The factors of all warpgroups' sums, and the LSE. `units`: what their outputs are to be multiplied by.
-DEVICE void combine_sums(const Arguments& p, const Output& to, u32 n, u32 units, u32 factors) {
-  float most = LOWEST, total = 0;
-#pragma unroll 1
-  for (u32 g = 0; g < WARPGROUPS; g++) most = fmaxf(most, lds_float(SHARED_BASE + AT_BOUND + (g * HEADS + n) * 8 + 4));
-#pragma unroll 1
+// The factor of a warpgroup's outputs in column n, and the LSE, by a thread for each of both. `units`: what outputs are to be
+// multiplied by.
+DEVICE void combine_sums(const Arguments& p, const Output& to, u32 group, u32 n, u32 units, u32 factors) {
+  float most = LOWEST, total = 0, bound[WARPGROUPS];
+#pragma unroll
   for (u32 g = 0; g < WARPGROUPS; g++) {
-    float sum = 0, weight = exp2_fast(lds_float(SHARED_BASE + AT_BOUND + (g * HEADS + n) * 8 + 4) - most);
-    for (u32 w = 0; w < 4; w++) sum += lds_float(SHARED_BASE + AT_REDUCE + ((g * 4 + w) * HEADS + n) * 4);
-    sts_float(factors + (g * HEADS + n) * 4, lds_float(units + g * 4) * weight);
-    total += sum * weight;
+    bound[g] = lds_float(SHARED_BASE + AT_BOUND + (g * HEADS + n) * 8 + 4);
+    most = fmaxf(most, bound[g]);
   }
-  int rows = p.query_len * p.heads, row = to.tile * HEADS + n;
+#pragma unroll
+  for (u32 g = 0; g < WARPGROUPS; g++) {
+    float sum = 0;
+    for (u32 w = 0; w < 4; w++) sum += lds_float(SHARED_BASE + AT_REDUCE + ((g * 4 + w) * HEADS + n) * 4);
+    total += sum * exp2_fast(bound[g] - most);
+  }
+  float own = lds_float(SHARED_BASE + AT_BOUND + (group * HEADS + n) * 8 + 4);
+  sts_float(factors + (group * HEADS + n) * 4, total == 0 ? 0 : lds_float(units + group * 4) * exp2_fast(own - most) / total);
+  if (group > 0) return;
   float lse = total == 0 ? -INFINITE : most + log2_fast(total);
+  int rows = p.query_len * p.heads, row = to.tile * HEADS + n;
   if (!to.whole) p.part_lse[to.slot * HEADS + n] = lse;
   else if (row < rows) p.lse[(i64)to.sequence * rows + row] = lse * 0.6931471805599453f;
-  float inverse = total == 0 ? 0 : 1.0f / total;
-#pragma unroll 1
-  for (u32 g = 0; g < WARPGROUPS; g++)
-    sts_float(factors + (g * HEADS + n) * 4, lds_float(factors + (g * HEADS + n) * 4) * inverse);
 }
 
 // Four channels of a column: warpgroup g brings together every WARPGROUPS-th k of a half.
@@ -92,7 +94,8 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
   }
   if (at.warp == 0 && at.lane == 0) sts_float(units + at.group * 4, unit);
   sync_named(CONSUMERS_BARRIER, CONSUMERS);  // all pages have been read
-  if (thread_index() < HEADS) combine_sums(p, to, thread_index(), units, factors);
+  u32 t = thread_index();
+  if (t < WARPGROUPS * HEADS) combine_sums(p, to, t / HEADS, t % HEADS, units, factors);
 #pragma unroll 1
   for (u32 half = 0; half < 2; half++) {
     u32 from = scratch + (room ? half * bytes : 0);

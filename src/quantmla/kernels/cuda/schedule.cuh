@@ -76,7 +76,7 @@ DEVICE int cost_of(const Arguments& p, u32 costs, int b) { return b < STAGED ? (
 
 DEVICE int parts(const Arguments& p, int cost, int chunk) {
   if (p.num_splits > 0) return min(p.num_splits, min(cost, max(cost - WINDOW_PAGES, 1)));
-  return (cost + chunk - 1) / chunk;
+  return (u32)(cost + chunk - 1) / (u32)chunk;
 }
 
 // First page of a part; pages times parts are below 2^32.
@@ -112,17 +112,14 @@ DEVICE int choose_chunk(const Arguments& p, u32 costs, u32 scratch, u32 warps) {
     int n = cost_of(p, costs, b);
     total += n, most = max(most, n), filled += n > 0;
   }
-  for (int mask = 16; mask; mask >>= 1) {
-    total += shuffle_xor(total, mask), filled += shuffle_xor(filled, mask);
-    most = max(most, shuffle_xor(most, mask));
-  }
+  total = warp_sum(total), filled = warp_sum(filled), most = warp_most(most);
   int best = 0x7fffffff, chosen = max(most, 1);
 #pragma unroll 1
   for (int rounds = warp + 1; rounds <= ROUNDS; rounds += warps) {
-    int places = rounds * (int)block_count() / p.tiles;
+    int places = rounds * block_count() / (u32)p.tiles;
     if (places < filled || places == 0) continue;
-    int low = (total + places - 1) / places;
-    int high = places > filled ? min(most, total / (places - filled) + 1) : most;
+    int low = (u32)(total + places - 1) / (u32)places;
+    int high = places > filled ? min(most, (int)((u32)total / (u32)(places - filled)) + 1) : most;
     int chunk = max(low + ((high - low) * lane + 30) / 31, 1);
     u32 fits = vote(count_parts(p, costs, chunk) <= places);
     if (!fits) continue;
@@ -144,12 +141,11 @@ DEVICE int total_parts(const Arguments& p, u32 costs, int chunk) {
   int total = 0;
 #pragma unroll 1
   for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, cost_of(p, costs, b), chunk);
-  for (int mask = 16; mask; mask >>= 1) total += shuffle_xor(total, mask);
-  return total;
+  return warp_sum(total);
 }
 
-// Part number `index` of the whole batch; every warp looks for itself.
-DEVICE void find_item(const Arguments& p, u32 costs, int index, int chunk, Item& item) {
+// Part number `index` of the whole batch, if there is one; every warp looks for itself. Returns the number of parts.
+DEVICE int find_item(const Arguments& p, u32 costs, int index, int chunk, Item& item) {
   int lane = thread_index() & 31, before = 0;
 #pragma unroll 1
   for (int b0 = 0; b0 < p.batch; b0 += 32) {
@@ -159,14 +155,14 @@ DEVICE void find_item(const Arguments& p, u32 costs, int index, int chunk, Item&
       if (lane >= delta) upto += left;
     }
     u32 past = vote(before + upto > index);
-    if (past) {
+    if (past && before <= index) {
       int who = first_set(past);
       item.sequence = b0 + who;
       item.parts = shuffle(own, who);
       item.first = before + shuffle(upto, who) - item.parts;
       item.part = index - item.first;
-      return;
     }
     before += shuffle(upto, 31);
   }
+  return before;
 }
