@@ -48,7 +48,7 @@ STAMPS = (
     _after("  find_place(at);\n", "  at.traced = 0;"),
     _after("      attend(p, at, item, k % p.tiles, turn);\n", "      at.traced++;"),
     _before("    release_next_kernel();", "    STAMP_BLOCK(5)"),
-    _before("  int b = item.sequence, all = num_pages(p, b);\n", "  STAMP_ITEM(0)"),
+    _before("  int b = item.sequence;\n", "  STAMP_ITEM(0)"),
     _after("  start_item(p, at, b, tile);\n", "  STAMP_ITEM(1)"),
     _before("  bool ready = false;\n", "  STAMP_ITEM(2)"),
     _before("  V4 to = lds128(SHARED_BASE + AT_OUTPUT);", "  STAMP_ITEM(3)"),

@@ -85,15 +85,16 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
 
 // One part of a sequence; `turn` counts the pages that this warpgroup has read.
 DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int tile, u32& turn) {
-  int b = item.sequence, all = num_pages(p, b);
-  int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
-  Window w = find_window(p, b);
+  int b = item.sequence;
   bool windowed = item.part + 1 == item.parts;
-  if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, w, b);  // it has the fewest rows of the query
+  if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, find_window(p, b), b);  // it has the fewest rows of the query
   u32 slot = (item.first + item.part) * p.tiles + tile;
   if (thread_index() == 0) sts128(SHARED_BASE + AT_OUTPUT, V4{(u32)b, (u32)tile, slot, item.parts == 1});
   start_item(p, at, b, tile);
 
+  int all = num_pages(p, b);
+  int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
+  Window w = find_window(p, b);
   float o[2][4][H2], s[H2], l[HEADS / 4];
   clear(o, l);
   // the first page's probabilities go to the other buffer: other warps may still read this one
