@@ -1,4 +1,4 @@
-"""Trials of the Hopper kernel change its source text: every text that they replace must be there."""
+"""Trials of the Hopper kernel change its source text: what they replace must be there."""
 
 import pytest
 from hopper_session import prepare_trial

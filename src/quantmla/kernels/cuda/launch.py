@@ -82,7 +82,7 @@ def combine_threads(rows: int, blocks: int) -> int:
 
 
 def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, blocks: int) -> None:
-    """Both launches; each may be set up while the kernel before it still runs, and waits for its results."""
+    """Both launches; each is set up while the kernel before it still runs, and waits for it."""
     pages = view.pages_JY
     pointer = ctypes.addressof(arguments)
     stream = torch.cuda.current_stream(pages.device).cuda_stream
