@@ -10,12 +10,12 @@ from statistics import median
 BLOCKS, GROUPS, PAGES, ITEMS = 132, 3, 128, 4
 PAGE_PHASES = ("wait for data", "scores", "softmax", "values")
 ITEM_PHASES = ("query", "bf16 rows", "pages", "finish")
-BLOCK_PHASES = ("start", "schedule", "items")
+BLOCK_PHASES = ("start", "wait", "lengths", "schedule", "items")
 
 _DEFINITIONS = f"""
 extern "C" __device__ unsigned int trace_pages[{BLOCKS * GROUPS * PAGES * 5}];
 extern "C" __device__ unsigned long long trace_items[{BLOCKS * GROUPS * ITEMS * 5 * 2}];
-extern "C" __device__ unsigned long long trace_blocks[{BLOCKS * 4 * 2}];
+extern "C" __device__ unsigned long long trace_blocks[{BLOCKS * 6 * 2}];
 #define PAGE_AT ((blockIdx.x * {GROUPS} + at.group) * {PAGES} + min(turn, {PAGES - 1}u))
 #define STAMP_PAGE(k) if (at.warp == 0 && at.lane == 0) {{ unsigned int c; \\
   asm volatile("mov.u32 %0, %%clock;" : "=r"(c) :: "memory"); trace_pages[PAGE_AT * 5 + k] = c; }}
@@ -24,7 +24,7 @@ extern "C" __device__ unsigned long long trace_blocks[{BLOCKS * 4 * 2}];
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(n) :: "memory"); (to)[0] = n, (to)[1] = c; }}
 #define STAMP_ITEM(k) if (at.warp == 0 && at.lane == 0) STAMP_BOTH(trace_items + \\
   (((blockIdx.x * {GROUPS} + at.group) * {ITEMS} + min(at.traced, {ITEMS - 1}u)) * 5 + k) * 2)
-#define STAMP_BLOCK(k) if (threadIdx.x == 0) STAMP_BOTH(trace_blocks + (blockIdx.x * 4 + k) * 2)
+#define STAMP_BLOCK(k) if (threadIdx.x == 0) STAMP_BOTH(trace_blocks + (blockIdx.x * 6 + k) * 2)
 """
 
 
@@ -40,16 +40,19 @@ SOFTMAX = "    softmax(at, unit - shift, turn % 2, s, o, l);\n"
 STAMPS = (
     _before("typedef unsigned char u8;", _DEFINITIONS),
     _after("struct Place {  // of a thread\n", "  u32 traced;"),
-    _after("  find_place(at);\n", "  at.traced = 0;\n  STAMP_BLOCK(0)"),
-    _before("  int blocks = block_count(), chunk = choose", "  STAMP_BLOCK(1)"),
-    _before("  u32 turn = 0;\n", "  STAMP_BLOCK(2)"),
+    _after("  check_shared_base();\n", "  STAMP_BLOCK(0)"),
+    _before("  wait_for_previous_kernel();  // nothing", "  STAMP_BLOCK(1)"),
+    _before("  const u32 costs = SHARED_BASE + AT_COSTS;\n", "  STAMP_BLOCK(2)"),
+    _before("  int blocks = block_count(), chunk = choose", "  STAMP_BLOCK(3)"),
+    _before("  Place at;\n  find_place(at);\n", "  STAMP_BLOCK(4)"),
+    _after("  find_place(at);\n", "  at.traced = 0;"),
     _after("      attend(p, at, item, k % p.tiles, turn);\n", "      at.traced++;"),
-    _before("    release_next_kernel();", "    STAMP_BLOCK(3)"),
-    _before("  int b = item.sequence, all = num_pages(p, b);\n", "  STAMP_ITEM(0)"),
+    _before("    release_next_kernel();", "    STAMP_BLOCK(5)"),
+    _before("  int b = item.sequence;\n", "  STAMP_ITEM(0)"),
     _after("  start_item(p, at, b, tile);\n", "  STAMP_ITEM(1)"),
     _before("  bool ready = false;\n", "  STAMP_ITEM(2)"),
-    _before("  finish(p, at, Output{b, tile", "  STAMP_ITEM(3)"),
-    _after("item.parts == 1}, 1.0f / unit_of(unit), o, l);\n", "  STAMP_ITEM(4)"),
+    _before("  V4 to = lds128(SHARED_BASE + AT_OUTPUT);", "  STAMP_ITEM(3)"),
+    _after("to.w != 0}, 1.0f / unit_of(unit), o, l);\n", "  STAMP_ITEM(4)"),
     _before("    if (!ready) barrier_wait(ready_barrier(", "    STAMP_PAGE(0)"),
     _before("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(1)"),
     _after("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(2)"),
@@ -80,7 +83,7 @@ def read(module) -> dict:
 
     pages = array(b"trace_pages", np.uint32, BLOCKS, GROUPS, PAGES, 5)
     items = array(b"trace_items", np.uint64, BLOCKS, GROUPS, ITEMS, 5, 2)
-    blocks = array(b"trace_blocks", np.uint64, BLOCKS, 4, 2)
+    blocks = array(b"trace_blocks", np.uint64, BLOCKS, 6, 2)
     return {
         "pages, cycles": _pages(pages),
         "items, ns": _phases(items[..., 0].reshape(-1, 5).tolist(), ITEM_PHASES),
@@ -122,13 +125,13 @@ def _phases(rows: list[list[int]], names: tuple[str, ...]) -> dict:
 
 def _ends(blocks) -> dict:
     """When blocks start and end after the first start, and their clocks' rate in MHz."""
-    known = [row for row in blocks.astype("int64").tolist() if row[3][0]]
+    known = [row for row in blocks.astype("int64").tolist() if row[-1][0]]
     if not known:
         return {}
     zero = min(row[0][0] for row in known)
-    rate = [1000 * (r[3][1] - r[0][1]) / max(r[3][0] - r[0][0], 1) for r in known]
+    rate = [1000 * (r[-1][1] - r[0][1]) / max(r[-1][0] - r[0][0], 1) for r in known]
     return {
         "started": spread([row[0][0] - zero for row in known]),
-        "ended": spread([row[3][0] - zero for row in known]),
+        "ended": spread([row[-1][0] - zero for row in known]),
         "MHz": spread(rate),
     }

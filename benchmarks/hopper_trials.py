@@ -44,6 +44,26 @@ NO_WINDOW = (
     "  windowed = false;\n",
 )
 NO_PAGES = ("  int last = first_page(item, all, item.part + 1), page", "  int last = 0, page")
+# what cuts the fixed costs, taken back one by one
+LATE_RELEASE = ("  release_next_kernel();  // once all blocks", "  // once all blocks")
+NO_PREFETCH = ("  prefetch_inputs(p, &map);\n", "")
+_WINDOW_PREFETCH = (
+    "    if (i < rows && (i == 0 || i == recent || within == 0))\n"
+    "      prefetch_bytes((const void*)row.address, "
+    "((run - 1) * (u32)p.window_row_stride + LATENT + ROPE) * 2);\n"
+)
+LINE_PREFETCH = (
+    _WINDOW_PREFETCH,
+    "    if (i < rows)\n"
+    "      for (int line = 0; line < 9; line++) prefetch(row.address + line * 128);\n",
+)
+ROW_PREFETCH = (
+    _WINDOW_PREFETCH,
+    "    if (i < rows) prefetch_bytes((const void*)row.address, (LATENT + ROPE) * 2);\n",
+)
+_EARLY_VALUES = "    load_row_values(at, 0, 0, x[0]), load_row_values(at, 0, 1, x[1]);\n"
+_WINDOW_SOFTMAX = "    softmax(at, 0, buffer, s, o, l);\n"
+LATE_VALUES = (_EARLY_VALUES + _WINDOW_SOFTMAX, _WINDOW_SOFTMAX + _EARLY_VALUES)
 NO_COMBINE = ("  if (count == 1) return;\n", "  if (count >= 1) return;\n")
 LOADS_ONLY = (NO_SCORES, NO_SOFTMAX, NO_VALUES, NO_WINDOW)
 # the first pages again and again: right for one item a block
@@ -127,10 +147,16 @@ TRIALS = (
     Trial("n64_every_lane", 64, 2, 4, defines=("EVERY_LANE",)),
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
-    Trial("n16_window_10", 16, 3, 2, replace=(window_pages(10),), shapes=BOTH),
+    Trial("n16_window_6", 16, 3, 2, replace=(window_pages(6),), shapes=BOTH + FEW),
+    Trial("n16_item_5", 16, 3, 2, replace=(item_cost(5),), shapes=PARTS),
     Trial("n16_item_16", 16, 3, 2, replace=(item_cost(16),), shapes=PARTS),
     Trial("n16_least_3", 16, 3, 2, replace=(least_chunk(3),), shapes=FEW),
     Trial("n16_least_12", 16, 3, 2, replace=(least_chunk(12),), shapes=FEW),
+    Trial("n16_late_release", 16, 3, 2, replace=(LATE_RELEASE,), shapes=BOTH + FEW),
+    Trial("n16_no_prefetch", 16, 3, 2, replace=(NO_PREFETCH,), shapes=BOTH + FEW),
+    Trial("n16_line_prefetch", 16, 3, 2, replace=(LINE_PREFETCH,), shapes=BOTH + FEW),
+    Trial("n16_row_prefetch", 16, 3, 2, replace=(ROW_PREFETCH,), shapes=BOTH + FEW),
+    Trial("n16_late_values", 16, 3, 2, replace=(LATE_VALUES,), shapes=BOTH + FEW),
     Trial("n16_no_window", 16, 3, 2, replace=(NO_WINDOW,), right=False, shapes=BOTH),
     Trial("n16_window_only", 16, 3, 2, replace=(NO_PAGES,), right=False, shapes=BOTH),
     Trial("n16_no_combine", 16, 3, 2, replace=(NO_COMBINE,), right=False, shapes=BOTH + FEW),

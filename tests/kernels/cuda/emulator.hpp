@@ -131,11 +131,14 @@ DEVICE u32 block_count() { return emulator::blocks_x; }
 
 DEVICE u32 kept(u32 x) { return x; }
 DEVICE void prefetch(u64 address) { __builtin_prefetch((const void*)address); }
+DEVICE void prefetch_bytes(const void* from, u32 bytes) {
+  if ((u64)from % 16 || bytes % 16) { fprintf(stderr, "a prefetch is not aligned\n"); abort(); }
+}
+DEVICE void prefetch_map(const TensorMap*) {}
 DEVICE u32 lds32(u32 a) { return emulator::load<u32>(a); }
 DEVICE float lds_float(u32 a) { return emulator::load<float>(a); }
 DEVICE V2 lds64(u32 a) { return emulator::load<V2>(a); }
 DEVICE V4 lds128(u32 a) { return emulator::load<V4>(a); }
-DEVICE void sts8(u32 a, u32 v) { emulator::store<u8>(a, (u8)v); }
 DEVICE void sts16(u32 a, u32 v) { emulator::store<u16>(a, (u16)v); }
 DEVICE void sts32(u32 a, u32 v) { emulator::store(a, v); }
 DEVICE void sts_float(u32 a, float v) { emulator::store(a, v); }
@@ -192,6 +195,7 @@ DEVICE u32 hsub2(u32 a, u32 b) {
 DEVICE u32 hmax2(u32 a, u32 b) {
   return emulator::per_half([&](int s) { return std::fmax(emulator::pick(a, s), emulator::pick(b, s)); });
 }
+DEVICE u32 max_u16x2(u32 a, u32 b) { return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16; }
 DEVICE u32 pack_half2(float low, float high) { return emulator::half_bits(low) | (u32)emulator::half_bits(high) << 16; }
 DEVICE float as_float(u32 x) { float f; memcpy(&f, &x, 4); return f; }
 DEVICE u32 as_bits(float x) { u32 b; memcpy(&b, &x, 4); return b; }
@@ -244,6 +248,14 @@ DEVICE u64 exchange(u64 x, const std::function<int(int)>& from) {
 }
 DEVICE float shuffle_xor(float x, int mask) { return as_float((u32)exchange(as_bits(x), [=](int l) { return l ^ mask; })); }
 DEVICE int shuffle_xor(int x, int mask) { return (int)exchange((u32)x, [=](int l) { return l ^ mask; }); }
+DEVICE int warp_sum(int x) {
+  for (int mask = 16; mask; mask >>= 1) x += shuffle_xor(x, mask);
+  return x;
+}
+DEVICE int warp_most(int x) {
+  for (int mask = 16; mask; mask >>= 1) x = max(x, shuffle_xor(x, mask));
+  return x;
+}
 DEVICE int shuffle_up(int x, int delta) { return (int)exchange((u32)x, [=](int l) { return l < delta ? l : l - delta; }); }
 DEVICE int shuffle(int x, int lane) { return (int)exchange((u32)x, [=](int) { return lane; }); }
 DEVICE u32 uniform(u32 x) { return (u32)exchange(x, [](int) { return 0; }); }

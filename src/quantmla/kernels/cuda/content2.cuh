@@ -84,25 +84,24 @@ DEVICE float store_keys_query(u32 at, u32 part, u32 n, const float (&x)[8]) {
   return sum;
 }
 
-// Products of bf16 rows with the query's tiles.
-DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2]) {
-#pragma unroll 1
-  for (u32 g = 0; g < 8; g += 2) {
-    V4 x[2][2][2];  // group, row, word 2 pair and 2 pair + 1
+// A thread's 16 channels of group g of two bf16 rows: words 2 pair and 2 pair + 1 of both.
+DEVICE void load_row_group(u64 upper, u64 lower, u32 pair, u32 g, V4 (&x)[4]) {
+  u32 channel = g * 64 + pair * 16;
+  x[0] = global_16(upper, channel), x[1] = global_16(lower, channel);
+  x[2] = global_16(upper, channel + 8), x[3] = global_16(lower, channel + 8);
+}
+
+// Operands of the query's four tiles of a group.
+DEVICE void row_operands(const V4 (&x)[4], u32 (&a)[4][4]) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i / 4][i / 2 % 2][i % 2] = global_16(i / 2 % 2 ? lower : upper, (g + i / 4) * 64 + at.pair * 16 + i % 2 * 8);
-    u32 a[2][4][4];
+  for (int row = 0; row < 2; row++) {
+    V4 one = x[row], two = x[2 + row];
+    u32 first[4] = {one.x, one.y, one.z, one.w}, second[4] = {two.x, two.y, two.z, two.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      V4 one = x[i / 2][i % 2][0], two = x[i / 2][i % 2][1];
-      u32 first[4] = {one.x, one.y, one.z, one.w}, second[4] = {two.x, two.y, two.z, two.w};
-#pragma unroll
-      for (int tile = 0; tile < 4; tile++) {
-        a[i / 2][tile][i % 2] = halves(first[tile] << 16, second[tile] << 16);
-        a[i / 2][tile][2 + i % 2] = halves(first[tile], second[tile]);
-      }
+    for (int tile = 0; tile < 4; tile++) {
+      a[tile][row] = halves(first[tile] << 16, second[tile] << 16);
+      a[tile][2 + row] = halves(first[tile], second[tile]);
     }
-    add_row_products(at, a, g, s);
   }
 }
 

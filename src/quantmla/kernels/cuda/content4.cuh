@@ -78,27 +78,19 @@ DEVICE float store_keys_query(u32 at, u32 part, u32 n, const float (&x)[8]) {
   return sum;
 }
 
-// Products of bf16 rows with the query's tiles.
-DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)[H2]) {
-#pragma unroll 1
-  for (u32 g = 0; g < 8; g += 2) {
-    V4 x[2][4];
+// A thread's 8 channels of group g of two bf16 rows: words 2 pair and 2 pair + 1 of the upper and of the lower 8 words.
+DEVICE void load_row_group(u64 upper, u64 lower, u32 pair, u32 g, V4 (&x)[4]) {
+  u32 channel = g * 64 + pair * 8;
+  x[0] = global_16(upper, channel), x[1] = global_16(lower, channel);
+  x[2] = global_16(upper, channel + 32), x[3] = global_16(lower, channel + 32);
+}
+
+// Operands of the query's four tiles of a group.
+DEVICE void row_operands(const V4 (&x)[4], u32 (&a)[4][4]) {
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-      // 8 channels: the words 2 pair and 2 pair + 1 of the upper and the lower 8 words of the group
-      u32 channel = (g + i) * 64 + at.pair * 8;
-      x[i][0] = global_16(upper, channel), x[i][1] = global_16(lower, channel);
-      x[i][2] = global_16(upper, channel + 32), x[i][3] = global_16(lower, channel + 32);
-    }
-    u32 a[2][4][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      V4 y = x[i / 4][i % 4];
-      u32(&to)[4][4] = a[i / 4];
-      to[0][i % 4] = halves(y.x << 16, y.z << 16), to[1][i % 4] = halves(y.x, y.z);
-      to[2][i % 4] = halves(y.y << 16, y.w << 16), to[3][i % 4] = halves(y.y, y.w);
-    }
-    add_row_products(at, a, g, s);
+  for (int i = 0; i < 4; i++) {
+    a[0][i] = halves(x[i].x << 16, x[i].z << 16), a[1][i] = halves(x[i].x, x[i].z);
+    a[2][i] = halves(x[i].y << 16, x[i].w << 16), a[3][i] = halves(x[i].y, x[i].w);
   }
 }
 

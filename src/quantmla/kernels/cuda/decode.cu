@@ -25,9 +25,6 @@ DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
   store_query(p, at, b, tile);
   fence_async_proxy();
   sync_named(ITEM_BARRIER, ITEM_THREADS);
-  u32 n = thread_index() % 128;
-  if (n < HEADS) sts64(at.bound + n * 8, V2{lds32(SHARED_BASE + AT_FACTOR + n * 4), as_bits(LOWEST)});
-  sync_named(1 + at.group, 128);
 }
 
 DEVICE void start_block() {
@@ -40,10 +37,22 @@ DEVICE void start_block() {
   barrier_fence_init();
   // never written again: rows 10 to 15 of the zero points, and of the sums
   const u32 zeros = 6 * ZEROS_ROW / 4;
+#pragma unroll 1
   for (u32 i = t; i < WARPGROUPS * RING * zeros; i += THREADS)
     sts32(SHARED_BASE + AT_PREPARED + i / zeros * PREPARED + SCORE_ZEROS + 10 * ZEROS_ROW + i % zeros * 4, 0);
+#pragma unroll 1
   for (u32 i = t; i < TILE / 4; i += THREADS) sts32(SHARED_BASE + AT_QUERY + SUMS_TILE * TILE + i * 4, 0);
   fence_async_proxy();
+}
+
+// Bytes, whatever they say by now, on their way to L2: the previous kernel may still write them.
+DEVICE void prefetch_inputs(const Arguments& p, const TensorMap* map) {
+  if (thread_index() == 0) prefetch_map(map);
+  if ((int)thread_index() < p.batch) {
+    prefetch((u64)(p.lengths + (i64)thread_index() * p.lengths_stride));
+    prefetch((u64)(p.sink_pages + (i64)thread_index() * p.sink_stride));
+  }
+  prefetch_queries(p);
 }
 
 DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
@@ -58,27 +67,34 @@ DEVICE void to_unit(float (&o)[2][4][H2], float unit) {
   for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] *= unit * plane_factor(i / H2 % 4);
 }
 
-// The rows of a sequence that are in bf16: the window, and the sinks.
+// The rows of a sequence that are in bf16: the window, and the sinks. The first block's are found before the query is there.
 DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, int b, u32 buffer, float (&o)[2][4][H2],
                           float (&l)[HEADS / 4]) {
   float s[H2];
-  for (int block = at.group; block * 64 < w.length - w.start + w.sinks; block += WARPGROUPS) {
-    find_rows(p, at, w, b, block);
+  int rows = w.length - w.start + w.sinks;
+#pragma unroll 1
+  for (int block = at.group; block * 64 < rows; block += WARPGROUPS) {
+    if (block >= WARPGROUPS) find_rows(p, at, w, b, block);
     score_rows(at, s);
+    RowValues x[2];
+    load_row_values(at, 0, 0, x[0]), load_row_values(at, 0, 1, x[1]);
     softmax(at, 0, buffer, s, o, l);
-    value_rows(at, buffer, o);
+    value_rows(at, buffer, x, o);
   }
 }
 
 // One part of a sequence; `turn` counts the pages that this warpgroup has read.
 DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int tile, u32& turn) {
-  int b = item.sequence, all = num_pages(p, b);
-  int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
-  Window w = find_window(p, b);
+  int b = item.sequence;
   bool windowed = item.part + 1 == item.parts;
-  if (windowed) prefetch_rows(p, w, b);
+  if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, find_window(p, b), b);  // it has the fewest rows of the query
+  u32 slot = (item.first + item.part) * p.tiles + tile;
+  if (thread_index() == 0) sts128(SHARED_BASE + AT_OUTPUT, V4{(u32)b, (u32)tile, slot, item.parts == 1});
   start_item(p, at, b, tile);
 
+  int all = num_pages(p, b);
+  int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
+  Window w = find_window(p, b);
   float o[2][4][H2], s[H2], l[HEADS / 4];
   clear(o, l);
   // the first page's probabilities go to the other buffer: other warps may still read this one
@@ -109,35 +125,37 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
     sync_warp();
     warp_arrives(empty_barrier(at.group, turn), at.lane);
   }
-  finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, 1.0f / unit_of(unit), o, l);
+  V4 to = lds128(SHARED_BASE + AT_OUTPUT);  // from shared memory: the loop's registers are few
+  finish(p, at, Output{(int)to.x, (int)to.y, to.z, to.w != 0}, 1.0f / unit_of(unit), o, l);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     decode(const __grid_constant__ Arguments p, const __grid_constant__ TensorMap map) {
-  Place at;
-  find_place(at);
   check_shared_base();
+  prefetch_inputs(p, &map);
   start_block();
-  wait_for_previous_kernel();
+  wait_for_previous_kernel();  // nothing before this depends on what others write
 
   const u32 costs = SHARED_BASE + AT_COSTS;
   stage_costs(p, costs);
   int blocks = block_count(), chunk = choose_chunk(p, costs, SHARED_BASE + AT_SCHEDULE, THREADS / 32);
-  int items = total_parts(p, costs, chunk) * p.tiles;
-  u32 turn = 0;
   Item item;
+  int items = find_item(p, costs, block_index() / p.tiles, chunk, item) * p.tiles;
+  Place at;
+  find_place(at);
+  u32 turn = 0;
   if (at.group == WARPGROUPS) {
     fewer_registers<PRODUCER_REGISTERS>();
     if (at.warp < WARPGROUPS)
       for (int k = block_index(); k < items; k += blocks) {
-        find_item(p, costs, k / p.tiles, chunk, item);
+        if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
         produce(p, &map, at.warp, item, turn);
         sync_named(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
       }
   } else {
     more_registers<CONSUMER_REGISTERS>();
     for (int k = block_index(); k < items; k += blocks) {
-      find_item(p, costs, k / p.tiles, chunk, item);
+      if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
       if (item.part == 0 && thread_index() == 0)
         p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
       attend(p, at, item, k % p.tiles, turn);

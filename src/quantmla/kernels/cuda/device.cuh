@@ -30,6 +30,9 @@ DEVICE u32 uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 DEVICE u32 kept(u32 x) { asm volatile("" : "+r"(x)); return x; }
 
 DEVICE void prefetch(u64 address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+// All of them, by one instruction; multiples of 16 bytes.
+DEVICE void prefetch_bytes(const void* from, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes)); }
+DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // ---- shared memory
 DEVICE u32 lds32(u32 a) { u32 v; asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(a) : "memory"); return v; }
@@ -40,7 +43,7 @@ DEVICE V4 lds128(u32 a) {
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a) : "memory");
   return v;
 }
-DEVICE void sts8(u32 a, u32 v) { asm volatile("{.reg .b16 h; cvt.u16.u32 h, %1; st.shared.b8 [%0], h;}" ::"r"(a), "r"(v) : "memory"); }
+
 DEVICE void sts16(u32 a, u32 v) { asm volatile("{.reg .b16 h; cvt.u16.u32 h, %1; st.shared.b16 [%0], h;}" ::"r"(a), "r"(v) : "memory"); }
 DEVICE void sts32(u32 a, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
 DEVICE void sts_float(u32 a, float v) { sts32(a, __float_as_uint(v)); }
@@ -67,6 +70,7 @@ DEVICE u32 hfma2(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;
 DEVICE u32 hmul2(u32 a, u32 b) { u32 d; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 hsub2(u32 a, u32 b) { u32 d; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 hmax2(u32 a, u32 b) { u32 d; asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
+DEVICE u32 max_u16x2(u32 a, u32 b) { return __vmaxu2(a, b); }
 DEVICE u32 pack_half2(float low, float high) { u32 d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 DEVICE u32 pack_bf162(float low, float high) { u32 d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 // Two float8 numbers of 4 exponent and 3 mantissa bits in 16 bits, and as two of float16.
@@ -87,6 +91,8 @@ DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE int warp_sum(int x) { return __reduce_add_sync(0xffffffffu, x); }
+DEVICE int warp_most(int x) { return __reduce_max_sync(0xffffffffu, x); }
 DEVICE int shuffle_up(int x, int delta) { return __shfl_up_sync(0xffffffffu, x, delta); }
 DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 DEVICE u32 vote(bool p) { return __ballot_sync(0xffffffffu, p); }

@@ -82,7 +82,7 @@ def combine_threads(rows: int, blocks: int) -> int:
 
 
 def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, blocks: int) -> None:
-    """Both launches; the second may be set up while the first still runs."""
+    """Both launches; each is set up while the kernel before it still runs, and waits for it."""
     pages = view.pages_JY
     pointer = ctypes.addressof(arguments)
     stream = torch.cuda.current_stream(pages.device).cuda_stream
@@ -90,31 +90,26 @@ def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, bl
         row_bytes = view.layout.content_row_bytes
         content = tensor_map(pages.data_ptr(), row_bytes, pages.stride(0), pages.shape[0])
         parameters = (ctypes.c_void_p * 2)(pointer, content.getPtr())
-        _launch(
-            loaded.decode, (blocks, 1), threads, loaded.shared_bytes, (stream, parameters, False)
-        )
+        _launch(loaded.decode, (blocks, 1), threads, loaded.shared_bytes, (stream, parameters))
         rows = arguments.batch * arguments.query_len * arguments.heads
         only = (ctypes.c_void_p * 1)(pointer)
         threads = combine_threads(rows, blocks)
         grid = (rows, COMBINE_SLICES if threads > 128 else 1)
-        _launch(loaded.combine, grid, threads, threads * 16, (stream, only, True))
+        _launch(loaded.combine, grid, threads, threads * 16, (stream, only))
 
 
 def _launch(
-    kernel: Any, grid: tuple[int, int], threads: int, shared: int, how: tuple[int, Any, bool]
+    kernel: Any, grid: tuple[int, int], threads: int, shared: int, how: tuple[int, Any]
 ) -> None:
     from cuda.bindings import driver
 
-    stream, parameters, overlaps = how
+    stream, parameters = how
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid[0], grid[1], 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes, config.hStream = shared, stream
-    if overlaps:
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = (
-            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        )
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [attribute], 1
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.attrs, config.numAttrs = [attribute], 1
     check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0))

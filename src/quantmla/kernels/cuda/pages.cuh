@@ -49,11 +49,11 @@ DEVICE u64 row_address(u32 group, u32 i) {
   return (u64)a.y << 32 | a.x;
 }
 
-// Groups g and g + 1 of bf16 rows.
-DEVICE void add_row_products(const Place& at, u32 (&a)[2][4][4], u32 g, float (&s)[H2]) {
+// Group g of bf16 rows.
+DEVICE void add_row_products(const Place& at, u32 (&a)[4][4], u32 g, float (&s)[H2]) {
   settle(s);
-  mma_fence(a[0]), mma_fence(a[1]);
+  mma_fence(a);
 #pragma unroll
-  for (int i = 0; i < 8; i++) score_tile(at, s, a[i / 4][i % 4], g * 4 + i);
+  for (int i = 0; i < 4; i++) score_tile(at, s, a[i], g * 4 + i);
   finish_scores(s);
 }

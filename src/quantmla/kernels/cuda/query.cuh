@@ -1,85 +1,96 @@
-// A tile of queries to shared memory.
+// A tile of queries to shared memory: float16, each row with its own power of two. Half a warp brings a row, all rows at
+// once. Run once for a part, this code costs what fetching it costs: it is short.
 
-DEVICE float to_float(u32 bits16, int is_bf16) { return is_bf16 ? as_float(bits16 << 16) : half_low(bits16); }
-
-struct QueryRow {  // a lane's 18 channels, as they are in memory
-  V4 low, high;
-  u32 rope;
+struct QueryRow {
+  const u16 *latent, *rope;
 };
 
+DEVICE QueryRow query_row(const Arguments& p, int b, u32 row) {
+  u32 query = row / (u32)p.heads, head = row % (u32)p.heads;
+  return QueryRow{p.q_latent + b * p.latent_stride[0] + query * p.latent_stride[1] + head * p.latent_stride[2],
+                  p.q_rope + b * p.rope_stride[0] + query * p.rope_stride[1] + head * p.rope_stride[2]};
+}
+
+// Rows of the queries on their way to L2: those of another sequence in every block.
+DEVICE void prefetch_queries(const Arguments& p) {
+#pragma unroll 1
+  for (int b = block_index(); b < p.batch; b += block_count())
+#pragma unroll 1
+    for (int row = thread_index(); row < p.query_len * p.heads; row += THREADS) {
+      QueryRow from = query_row(p, b, row);
+      prefetch_bytes(from.latent, LATENT * 2), prefetch_bytes(from.rope, ROPE * 2);
+    }
+}
+
+// Two values of 16 bits.
+DEVICE V2 to_floats(u32 x, int is_bf16) {
+  return is_bf16 ? V2{x << 16, x & 0xffff0000} : V2{as_bits(half_low(x)), as_bits(half_high(x))};
+}
+
 // Rows are aligned to 16 bytes.
-DEVICE QueryRow read_query_row(const Arguments& p, u32 lane, int b, int row) {
-  if (row >= p.query_len * p.heads) return QueryRow{V4{0, 0, 0, 0}, V4{0, 0, 0, 0}, 0};
-  int query = row / p.heads, head = row % p.heads;
-  const u16* latent = p.q_latent + b * p.latent_stride[0] + query * p.latent_stride[1] + head * p.latent_stride[2];
-  const u16* rotary = p.q_rope + b * p.rope_stride[0] + query * p.rope_stride[1] + head * p.rope_stride[2];
-  return QueryRow{*(const V4*)(latent + 8 * lane), *(const V4*)(latent + 256 + 8 * lane), *(const u32*)(rotary + 2 * lane)};
-}
-
-DEVICE void to_floats(V4 from, int is_bf16, float scale, float (&x)[8]) {
-  u32 word[4] = {from.x, from.y, from.z, from.w};
-#pragma unroll
-  for (int i = 0; i < 8; i++) x[i] = to_float(i % 2 ? word[i / 2] >> 16 : word[i / 2] & 0xffff, is_bf16) * scale;
-}
-
-// One warp brings one row of the query to shared memory: float16 with its own power of two.
-DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, int row, const QueryRow& from) {
-  float low[8], high[8];
-  u32 lane = at.lane;
+DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row) {
+  u32 lane = thread_index() % 16, query = SHARED_BASE + AT_QUERY;
   bool real = row < p.query_len * p.heads;
-  to_floats(from.low, p.is_bf16, p.scale_log2, low), to_floats(from.high, p.is_bf16, p.scale_log2, high);
-  float rope[2] = {to_float(from.rope & 0xffff, p.is_bf16) * p.scale_log2, to_float(from.rope >> 16, p.is_bf16) * p.scale_log2};
-  float most = fmaxf(fabsf(rope[0]), fabsf(rope[1]));
-  for (int i = 0; i < 8; i++) most = fmaxf(most, fmaxf(fabsf(low[i]), fabsf(high[i])));
-  for (int mask = 16; mask; mask >>= 1) most = fmaxf(most, shuffle_xor(most, mask));
-  // largest magnitude in [2^7, 2^8): it fits float8, and a sum of 64 float16
-  int exponent = most > 0 ? min(max((int)(as_bits(most) >> 23) - 127, -100), 100) : 7;
-  float up = as_float((u32)(127 + 7 - exponent) << 23), down = as_float((u32)(127 - 7 + exponent) << 23);
-  for (int i = 0; i < 8; i++) low[i] *= up, high[i] *= up;
-  rope[0] *= up, rope[1] *= up;
+  QueryRow from = query_row(p, b, real ? row : 0);
+  const V4* latent = (const V4*)from.latent + lane;
+  V4 x[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = latent[16 * i];
+  V2 rope = ((const V2*)from.rope)[lane];
+  int length = p.lengths[(i64)b * p.lengths_stride];
 
-  u32 query = SHARED_BASE + AT_QUERY, group = lane / 8;
-  store_planes(query + group * 4 * TILE, lane % 8, n, low);
-  store_planes(query + (4 + group) * 4 * TILE, lane % 8, n, high);
-  float sum_low = store_keys_query(query + (KEY_TILE + group * 4) * TILE, lane % 8, n, low);
-  float sum_high = store_keys_query(query + (KEY_TILE + (4 + group) * 4) * TILE, lane % 8, n, high);
-
-  u32 as_is = pack_half2(rope[0], rope[1]);
-  sts32(query + (MEAN_TILE + lane / 8) * TILE + element(2 * lane % 16, n), as_is);
-  // channel 4 word + plane: planes 0 and 2 of a band's 8 words, then planes 1 and 3
-  u32 word = lane / 2, to = query + (ROPE_TILE + word / 8 * 2) * TILE + element8(word % 8 * 2 + lane % 2, n);
-  TwoTerms both = two_terms(rope[0], rope[1]);
-  sts8(to, both.high), sts8(to + element8(16, 0), both.high >> 8);
-  sts8(to + TILE, both.low), sts8(to + TILE + element8(16, 0), both.low >> 8);
-  float sum_rope = both.sum;
-
-  for (int mask = 1; mask < 8; mask <<= 1) {
-    sum_low += shuffle_xor(sum_low, mask), sum_high += shuffle_xor(sum_high, mask);
-    sum_rope += shuffle_xor(sum_rope, mask);
+  const u32 magnitudes = 0x7fff7fff;  // ordered as integers are
+  u32 most = max_u16x2(rope.x & magnitudes, rope.y & magnitudes);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    most = max_u16x2(most, max_u16x2(x[i].x & magnitudes, x[i].y & magnitudes));
+    most = max_u16x2(most, max_u16x2(x[i].z & magnitudes, x[i].w & magnitudes));
   }
-  sum_rope += shuffle_xor(sum_rope, 8);
-  u32 sums = query + SUMS_TILE * TILE;
-  if (lane % 8 == 0) {
-    sts16(sums + element(group, n), pack_half2(sum_low, 0));
-    sts16(sums + element(4 + group, n), pack_half2(sum_high, 0));
+  for (int mask = 8; mask; mask >>= 1) most = max_u16x2(most, shuffle_xor((int)most, mask));
+  float largest = as_float(to_floats(max(most & 0xffff, most >> 16), p.is_bf16).x);
+  // Largest magnitude in [2^7, 2^8): it fits float8, and a sum of 64 float16. A power of two keeps all bits.
+  int exponent = largest > 0 ? min(max((int)(as_bits(largest) >> 23) - 127, -100), 100) : 7;
+  float factor = as_float((u32)(127 + 7 - exponent) << 23), down = fabsf(p.scale_log2) * as_float((u32)(127 - 7 + exponent) << 23);
+  factor = !real ? 0 : p.scale_log2 < 0 ? -factor : factor;
+
+  u32 group = lane / 8, sums = query + SUMS_TILE * TILE;
+#pragma unroll 1
+  for (u32 i = 0; i < 4; i++, group += 2, latent += 16) {
+    V4 bits = *latent;  // from L1 now
+    u32 word[4] = {bits.x, bits.y, bits.z, bits.w};
+    float y[8];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      V2 two = to_floats(word[j], p.is_bf16);
+      y[2 * j] = as_float(two.x) * factor, y[2 * j + 1] = as_float(two.y) * factor;
+    }
+    store_planes(query + group * 4 * TILE, lane % 8, n, y);
+    float sum = store_keys_query(query + (KEY_TILE + group * 4) * TILE, lane % 8, n, y);
+    for (int mask = 1; mask < 8; mask <<= 1) sum += shuffle_xor(sum, mask);
+    if (lane % 8 == 0) sts16(sums + element(group, n), pack_half2(sum, 0));
   }
-  if (lane % 16 == 0) sts16(sums + element(8 + lane / 16, n), pack_half2(sum_rope, 0));
+
+  V2 first = to_floats(rope.x, p.is_bf16), second = to_floats(rope.y, p.is_bf16);
+  float even[2] = {as_float(first.x) * factor, as_float(second.x) * factor};
+  float odd[2] = {as_float(first.y) * factor, as_float(second.y) * factor};
+  V2 as_is = {pack_half2(even[0], odd[0]), pack_half2(even[1], odd[1])};
+  sts64(query + (MEAN_TILE + lane / 4) * TILE + element(4 * lane % 16, n), as_is);
+  // word `lane`: planes 0 and 2 of a band's 8 words, then planes 1 and 3
+  u32 to = query + (ROPE_TILE + lane / 8 * 2) * TILE + element8(lane % 8 * 2, n);
+  TwoTerms low = two_terms(even[0], even[1]), high = two_terms(odd[0], odd[1]);
+  sts16(to, low.high), sts16(to + TILE, low.low);
+  sts16(to + element8(16, 0), high.high), sts16(to + TILE + element8(16, 0), high.low);
+  float sum = low.sum + high.sum;
+  for (int mask = 1; mask < 8; mask <<= 1) sum += shuffle_xor(sum, mask);
+  if (lane % 8 == 0) sts16(sums + element(8 + lane / 8, n), pack_half2(sum, 0));
   if (lane == 0) {
     sts_float(SHARED_BASE + AT_FACTOR + n * 4, down);
-    int length = p.lengths[(i64)b * p.lengths_stride];
+    for (u32 g = 0; g < WARPGROUPS; g++) sts64(SHARED_BASE + AT_BOUND + (g * HEADS + n) * 8, V2{as_bits(down), as_bits(LOWEST)});
     sts32(SHARED_BASE + AT_LIMIT + n * 4, length - p.query_len + (real ? row / p.heads : p.query_len));
   }
 }
 
-// A tile of queries; two rows of a warp are on their way at once.
-DEVICE void store_query(const Arguments& p, const Place& at, int b, int tile) {
-  const u32 warps = CONSUMERS / 32;
+DEVICE void store_query(const Arguments& p, const Place&, int b, int tile) {
 #pragma unroll 1
-  for (u32 n = thread_index() / 32; n < HEADS; n += 2 * warps) {
-    int row = tile * HEADS + n;
-    QueryRow first = read_query_row(p, at.lane, b, row), second = first;
-    if (n + warps < HEADS) second = read_query_row(p, at.lane, b, row + warps);
-    store_query_row(p, at, b, n, row, first);
-    if (n + warps < HEADS) store_query_row(p, at, b, n + warps, row + warps, second);
-  }
+  for (u32 n = thread_index() / 16; n < HEADS; n += CONSUMERS / 16) store_query_row(p, b, n, tile * HEADS + n);
 }

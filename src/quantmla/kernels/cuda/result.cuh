@@ -23,75 +23,87 @@ DEVICE void write_half(const Arguments& p, const Place& at, const Output& to, co
   }
 }
 
-// Gives the other half to the other warpgroup, and adds what that one has of its own half.
-template <int half> DEVICE void exchange_half(const Arguments& p, const Place& at, const Output& to, float (&o)[2][4][H2]) {
-  u32 scratch = SHARED_BASE + thread_index() % 128 * 4;
+// The factor of a warpgroup's outputs in column n, and the LSE, by a thread for each of both. `units`: what outputs are to be
+// multiplied by.
+DEVICE void combine_sums(const Arguments& p, const Output& to, u32 group, u32 n, u32 units, u32 factors) {
+  float most = LOWEST, total = 0, bound[WARPGROUPS];
 #pragma unroll
-  for (int k = 0; k < 4 * H2; k++) sts_float(scratch + ((1 - half) * 4 * H2 + k) * 512, o[1 - half][k / H2][k % H2]);
-  fence_async_proxy();  // the next pages land here
-  sync_named(CONSUMERS_BARRIER, CONSUMERS);
+  for (u32 g = 0; g < WARPGROUPS; g++) {
+    bound[g] = lds_float(SHARED_BASE + AT_BOUND + (g * HEADS + n) * 8 + 4);
+    most = fmaxf(most, bound[g]);
+  }
 #pragma unroll
-  for (int k = 0; k < 4 * H2; k++) o[half][k / H2][k % H2] += lds_float(scratch + (half * 4 * H2 + k) * 512);
-  write_half(p, at, to, o[half], half);
+  for (u32 g = 0; g < WARPGROUPS; g++) {
+    float sum = 0;
+    for (u32 w = 0; w < 4; w++) sum += lds_float(SHARED_BASE + AT_REDUCE + ((g * 4 + w) * HEADS + n) * 4);
+    total += sum * exp2_fast(bound[g] - most);
+  }
+  float own = lds_float(SHARED_BASE + AT_BOUND + (group * HEADS + n) * 8 + 4);
+  sts_float(factors + (group * HEADS + n) * 4, total == 0 ? 0 : lds_float(units + group * 4) * exp2_fast(own - most) / total);
+  if (group > 0) return;
+  float lse = total == 0 ? -INFINITE : most + log2_fast(total);
+  int rows = p.query_len * p.heads, row = to.tile * HEADS + n;
+  if (!to.whole) p.part_lse[to.slot * HEADS + n] = lse;
+  else if (row < rows) p.lse[(i64)to.sequence * rows + row] = lse * 0.6931471805599453f;
 }
 
-// `unit`: what the sums are to be multiplied by.
+// Four channels of a column: warpgroup g brings together every WARPGROUPS-th k of a half.
+DEVICE void merge(const Arguments& p, const Place& at, const Output& to, u32 half, u32 scratch, u32 factors) {
+  int rows = p.query_len * p.heads;
+  const float odd = 1.0f / plane_factor(1);
+#pragma unroll 1
+  for (u32 k = at.group; k < H2; k += WARPGROUPS) {
+    u32 n = k / 4 * 8 + at.pair * 2 + k % 2, channel = output_channel(at.warp * 16 + at.row + (k & 2) * 4, half);
+    float x[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (u32 g = 0; g < WARPGROUPS; g++) {
+      float factor = lds_float(factors + (g * HEADS + n) * 4), factor_odd = factor * odd;
+      V4 y = lds128(scratch + (g * H2 + k) * 2048);
+      x[0] += as_float(y.x) * factor, x[1] += as_float(y.y) * factor_odd;
+      x[2] += as_float(y.z) * factor, x[3] += as_float(y.w) * factor_odd;
+    }
+    int row = to.tile * HEADS + n;
+    if (!to.whole) {
+      *(V4*)(p.part_out + (to.slot * HEADS + n) * LATENT + channel) =
+          V4{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])};
+    } else if (row < rows) {
+      V2 packed = p.is_bf16 ? V2{pack_bf162(x[0], x[1]), pack_bf162(x[2], x[3])} : V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])};
+      *(V2*)(p.out + ((i64)to.sequence * rows + row) * LATENT + channel) = packed;
+    }
+  }
+}
+
+DEVICE void give(u32 scratch, const float (&o)[4][H2]) {
+#pragma unroll
+  for (u32 k = 0; k < H2; k++)
+    sts128(scratch + k * 2048, V4{as_bits(o[0][k]), as_bits(o[1][k]), as_bits(o[2][k]), as_bits(o[3][k])});
+}
+
+// All outputs go through the pages' memory, a half of the channels at a time. Run once for a part, this code costs what
+// fetching it costs, so all that can be is a loop. `unit`: what this warpgroup's outputs are to be multiplied by.
 DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float unit, float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
-  u32 i = thread_index() % 128, reduce = SHARED_BASE + AT_REDUCE + at.group * HEADS * 16;
+  const u32 bytes = WARPGROUPS * H2 * 2048;  // of a half
+  const bool room = 2 * bytes <= AT_QUERY;   // for both
+  u32 reduce = SHARED_BASE + AT_REDUCE + (at.group * 4 + at.warp) * HEADS * 4, scratch = SHARED_BASE + thread_index() % 128 * 16;
+  u32 factors = SHARED_BASE + AT_SUM, units = factors + WARPGROUPS * HEADS * 4;
 #pragma unroll
   for (int j = 0; j < HEADS / 4; j++) {
     float x = l[j];
     x += shuffle_xor(x, 4), x += shuffle_xor(x, 8), x += shuffle_xor(x, 16);
-    if (at.lane < 4) sts_float(reduce + (at.warp * HEADS + j / 2 * 8 + at.pair * 2 + j % 2) * 4, x);
+    if (at.lane < 4) sts_float(reduce + (j / 2 * 8 + at.pair * 2 + j % 2) * 4, x);
   }
-  sync_named(1 + at.group, 128);
-  if (i < HEADS) {
-    float sum = 0;
-    for (int w = 0; w < 4; w++) sum += lds_float(reduce + (w * HEADS + i) * 4);
-    sts64(SHARED_BASE + AT_SUM + (at.group * HEADS + i) * 8, V2{lds32(at.bound + i * 8 + 4), as_bits(sum)});
-  }
-  sync_named(CONSUMERS_BARRIER, CONSUMERS);
-  u32 scratch = SHARED_BASE + i * 4;
-  int rows = p.query_len * p.heads;
-#pragma unroll
-  for (int j = 0; j < HEADS / 4; j++) {
-    u32 n = j / 2 * 8 + at.pair * 2 + j % 2;
-    float most = LOWEST, sum = 0;
-    for (int g = 0; g < WARPGROUPS; g++) most = fmaxf(most, lds_float(SHARED_BASE + AT_SUM + (g * HEADS + n) * 8));
-    for (int g = 0; g < WARPGROUPS; g++) {
-      V2 x = lds64(SHARED_BASE + AT_SUM + (g * HEADS + n) * 8);
-      sum += as_float(x.y) * exp2_fast(as_float(x.x) - most);
-    }
-    float own = lds_float(SHARED_BASE + AT_SUM + (at.group * HEADS + n) * 8);
-    float factor = sum == 0 ? 0 : unit * exp2_fast(own - most) / sum;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-      float(&block)[H2] = o[k / 4][k % 4];
-      float own_factor = factor / plane_factor(k % 4);
-      block[j / 2 * 4 + j % 2] *= own_factor, block[j / 2 * 4 + j % 2 + 2] *= own_factor;
-    }
-    if (at.group == 0 && at.warp == 0 && at.lane < 4) {
-      float lse = sum == 0 ? -INFINITE : most + log2_fast(sum);
-      int row = to.tile * HEADS + n;
-      if (!to.whole) p.part_lse[to.slot * HEADS + n] = lse;
-      else if (row < rows) p.lse[(i64)to.sequence * rows + row] = lse * 0.6931471805599453f;
-    }
-  }
-#if WARPGROUPS == 2  // each brings together one half
-  if (at.group == 0) exchange_half<0>(p, at, to, o);
-  else exchange_half<1>(p, at, to, o);
-#else
-  if (at.group > 0) {
-#pragma unroll
-    for (int k = 0; k < 8 * H2; k++) sts_float(scratch + ((at.group - 1) * 8 * H2 + k) * 512, o[k / H2 / 4][k / H2 % 4][k % H2]);
+  if (at.warp == 0 && at.lane == 0) sts_float(units + at.group * 4, unit);
+  sync_named(CONSUMERS_BARRIER, CONSUMERS);  // all pages have been read
+  u32 t = thread_index();
+  if (t < WARPGROUPS * HEADS) combine_sums(p, to, t / HEADS, t % HEADS, units, factors);
+#pragma unroll 1
+  for (u32 half = 0; half < 2; half++) {
+    u32 from = scratch + (room ? half * bytes : 0);
+    if (!room && half > 0) sync_named(CONSUMERS_BARRIER, CONSUMERS);  // the first half has been read
+    if (half == 0) give(from + at.group * H2 * 2048, o[0]);
+    else give(from + at.group * H2 * 2048, o[1]);
     fence_async_proxy();  // the next pages land here
+    sync_named(CONSUMERS_BARRIER, CONSUMERS);
+    merge(p, at, to, half, from, factors);
   }
-  sync_named(CONSUMERS_BARRIER, CONSUMERS);
-  if (at.group > 0) return;
-#pragma unroll
-  for (int k = 0; k < 8 * H2; k++)
-    for (int g = 0; g < WARPGROUPS - 1; g++) o[k / H2 / 4][k / H2 % 4][k % H2] += lds_float(scratch + (g * 8 * H2 + k) * 512);
-  write_half(p, at, to, o[0], 0);
-  write_half(p, at, to, o[1], 1);
-#endif
 }

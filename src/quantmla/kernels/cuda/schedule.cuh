@@ -54,23 +54,52 @@ DEVICE int find_cost(const Arguments& p, int b) {
   return p.lengths[(i64)b * p.lengths_stride] > 0 ? num_pages(p, b) + WINDOW_PAGES : 0;
 }
 
-// The first sequences' costs to shared memory.
+// A line of a sequence's block table on its way to L2, another one in every block.
+DEVICE void prefetch_table(const Arguments& p, int b, int cost) {
+  int entry = block_index() * 32;
+  if (entry < cost - WINDOW_PAGES) prefetch((u64)(p.block_table + b * p.block_table_stride + entry));
+}
+
+// The first sequences' costs to shared memory as float32, and zeros up to a multiple of four.
 DEVICE void stage_costs(const Arguments& p, u32 costs) {
-  for (int b = thread_index(); b < min(p.batch, STAGED); b += thread_count()) sts32(costs + b * 4, find_cost(p, b));
+#pragma unroll 1
+  for (int b = thread_index(); b < (min(p.batch, STAGED) + 3) / 4 * 4; b += thread_count()) {
+    int cost = b < p.batch ? find_cost(p, b) : 0;
+    sts_float(costs + b * 4, (float)cost);
+    prefetch_table(p, b, cost);
+  }
   sync_block();
 }
 
 // What a sequence costs, in pages.
-DEVICE int cost_of(const Arguments& p, u32 costs, int b) { return b < STAGED ? (int)lds32(costs + b * 4) : find_cost(p, b); }
+DEVICE int cost_of(const Arguments& p, u32 costs, int b) { return b < STAGED ? (int)lds_float(costs + b * 4) : find_cost(p, b); }
 
 DEVICE int parts(const Arguments& p, int cost, int chunk) {
   if (p.num_splits > 0) return min(p.num_splits, min(cost, max(cost - WINDOW_PAGES, 1)));
-  return (cost + chunk - 1) / chunk;
+  return (u32)(cost + chunk - 1) / (u32)chunk;
 }
 
-// First page of a part.
+// First page of a part; pages times parts are below 2^32.
 DEVICE int first_page(const Item& item, int pages, int part) {
-  return min((int)((i64)(pages + WINDOW_PAGES) * part / item.parts), pages);
+  return min((int)((u32)(pages + WINDOW_PAGES) * (u32)part / (u32)item.parts), pages);
+}
+
+// Parts of all sequences, without divisions or conversions: cost / chunk rounded up is (cost + chunk - 1/2) / chunk
+// rounded down, and that less 1/2 rounded to the nearest, by adding 2^23. Exact below two million pages: the half keeps
+// away from integers.
+DEVICE int count_parts(const Arguments& p, u32 costs, int chunk) {
+  const float rounder = 8388608.0f;
+  float inverse = 1.0f / chunk, offset = 0.5f - 0.5f * inverse;
+  u32 count = 0, added = 0;
+#pragma unroll 1
+  for (int b = 0; b < min(p.batch, STAGED); b += 4, added += 4) {
+    V4 x = lds128(costs + b * 4);
+    count += as_bits(as_float(x.x) * inverse + offset + rounder) + as_bits(as_float(x.y) * inverse + offset + rounder);
+    count += as_bits(as_float(x.z) * inverse + offset + rounder) + as_bits(as_float(x.w) * inverse + offset + rounder);
+  }
+#pragma unroll 1
+  for (int b = STAGED; b < p.batch; b++, added++) count += as_bits(find_cost(p, b) * inverse + offset + rounder);
+  return count - added * as_bits(rounder);
 }
 
 // The chunk that ends soonest; all threads call it and get the same. `scratch`: 2 words a warp.
@@ -78,35 +107,31 @@ DEVICE int choose_chunk(const Arguments& p, u32 costs, u32 scratch, u32 warps) {
   int lane = thread_index() & 31, warp = thread_index() >> 5;
   if (p.num_splits > 0) return 1;
   int total = 0, most = 0, filled = 0;
+#pragma unroll 1
   for (int b = lane; b < p.batch; b += 32) {
     int n = cost_of(p, costs, b);
     total += n, most = max(most, n), filled += n > 0;
   }
-  for (int mask = 16; mask; mask >>= 1) {
-    total += shuffle_xor(total, mask), filled += shuffle_xor(filled, mask);
-    most = max(most, shuffle_xor(most, mask));
-  }
+  total = warp_sum(total), filled = warp_sum(filled), most = warp_most(most);
   int best = 0x7fffffff, chosen = max(most, 1);
+#pragma unroll 1
   for (int rounds = warp + 1; rounds <= ROUNDS; rounds += warps) {
-    int places = rounds * (int)block_count() / p.tiles;
+    int places = rounds * block_count() / (u32)p.tiles;
     if (places < filled || places == 0) continue;
-    int low = (total + places - 1) / places;
-    int high = places > filled ? min(most, total / (places - filled) + 1) : most;
+    int low = (u32)(total + places - 1) / (u32)places;
+    int high = places > filled ? min(most, (int)((u32)total / (u32)(places - filled)) + 1) : most;
     int chunk = max(low + ((high - low) * lane + 30) / 31, 1);
-    int count = 0;
-    float inverse = 1.0f / chunk;  // exact below two million pages: the half keeps away from integers
-#pragma unroll 8
-    for (int b = 0; b < p.batch; b++) count += (int)((cost_of(p, costs, b) + chunk - 0.5f) * inverse);
-    u32 fits = vote(count <= places);
+    u32 fits = vote(count_parts(p, costs, chunk) <= places);
     if (!fits) continue;
     chunk = max(shuffle(chunk, first_set(fits)), LEAST_CHUNK);
     int cost = rounds * (chunk + ITEM_COST);
     if (cost < best) best = cost, chosen = chunk;
   }
-  if (lane == 0) sts32(scratch + warp * 8, best), sts32(scratch + warp * 8 + 4, chosen);
+  if (lane == 0 && warp < ROUNDS) sts64(scratch + warp * 8, V2{(u32)best, (u32)chosen});
   sync_block();
-  for (u32 w = 0; w < warps; w++) {
-    int cost = lds32(scratch + w * 8), chunk = lds32(scratch + w * 8 + 4);
+  for (u32 w = 0; w < min(warps, (u32)ROUNDS); w++) {
+    V2 found = lds64(scratch + w * 8);
+    int cost = found.x, chunk = found.y;
     if (cost < best || (cost == best && chunk < chosen)) best = cost, chosen = chunk;
   }
   return chosen;
@@ -114,14 +139,15 @@ DEVICE int choose_chunk(const Arguments& p, u32 costs, u32 scratch, u32 warps) {
 
 DEVICE int total_parts(const Arguments& p, u32 costs, int chunk) {
   int total = 0;
+#pragma unroll 1
   for (int b = thread_index() & 31; b < p.batch; b += 32) total += parts(p, cost_of(p, costs, b), chunk);
-  for (int mask = 16; mask; mask >>= 1) total += shuffle_xor(total, mask);
-  return total;
+  return warp_sum(total);
 }
 
-// Part number `index` of the whole batch; every warp looks for itself.
-DEVICE void find_item(const Arguments& p, u32 costs, int index, int chunk, Item& item) {
+// Part number `index` of the whole batch, if there is one; every warp looks for itself. Returns the number of parts.
+DEVICE int find_item(const Arguments& p, u32 costs, int index, int chunk, Item& item) {
   int lane = thread_index() & 31, before = 0;
+#pragma unroll 1
   for (int b0 = 0; b0 < p.batch; b0 += 32) {
     int b = b0 + lane, own = b < p.batch ? parts(p, cost_of(p, costs, b), chunk) : 0, upto = own;
     for (int delta = 1; delta < 32; delta <<= 1) {
@@ -129,14 +155,14 @@ DEVICE void find_item(const Arguments& p, u32 costs, int index, int chunk, Item&
       if (lane >= delta) upto += left;
     }
     u32 past = vote(before + upto > index);
-    if (past) {
+    if (past && before <= index) {
       int who = first_set(past);
       item.sequence = b0 + who;
       item.parts = shuffle(own, who);
       item.first = before + shuffle(upto, who) - item.parts;
       item.part = index - item.first;
-      return;
     }
     before += shuffle(upto, 31);
   }
+  return before;
 }

@@ -54,7 +54,8 @@
 #define AT_PREPARED (AT_P + P_BUFFERS * 4 * TILE)              // [WARPGROUPS][RING]
 #define AT_BOUND (AT_PREPARED + WARPGROUPS * RING * PREPARED)      // {query factor, maximum} [WARPGROUPS][HEADS]
 #define AT_REDUCE (AT_BOUND + WARPGROUPS * HEADS * 8)          // float [WARPGROUPS][4 warps][HEADS]
-#define AT_SUM (AT_REDUCE + WARPGROUPS * HEADS * 16)           // {maximum, sum} [WARPGROUPS][HEADS]
+#define AT_SUM (AT_REDUCE + WARPGROUPS * HEADS * 16)           // two words [WARPGROUPS][HEADS]: factors of outputs, and their units
+#define AT_OUTPUT (AT_SUM + WARPGROUPS * HEADS * 4 + 16)       // where the part's output goes, in the second half of these
 #define AT_ROWS (AT_SUM + WARPGROUPS * HEADS * 8)              // addresses of 64 bf16 rows [WARPGROUPS]
 #define AT_TOKENS (AT_ROWS + WARPGROUPS * 512)                 // their tokens
 #define AT_LIMIT (AT_TOKENS + WARPGROUPS * 256)                // last token that a column sees [HEADS]

@@ -1,14 +1,29 @@
 // Rows in bf16: the window and the sinks. Operands come straight from global memory.
 
-// Addresses and tokens of rows 64 block to 64 block + 63.
+DEVICE void place_row(u32 i, const Row& row) {
+  sts64(SHARED_BASE + AT_ROWS + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
+  sts32(SHARED_BASE + AT_TOKENS + i * 4, row.token);
+}
+
+// Addresses and tokens of the first 64 rows of every warpgroup, by 128 threads. All rows are on their way to L2 from here on,
+// those of a window page by one instruction.
+DEVICE void find_first_rows(const Arguments& p, const Window& w, int b) {
+  int recent = w.length - w.start, rows = recent + w.sinks;
+#pragma unroll 1
+  for (int i = thread_index() % 128; i < max(rows, WARPGROUPS * 64); i += 128) {
+    Row row = find_row(p, w, b, i);
+    if (i < WARPGROUPS * 64) place_row(i, row);
+    int within = row.token % p.window_page_size, run = i < recent ? min(p.window_page_size - within, recent - i) : w.sinks;
+    if (i < rows && (i == 0 || i == recent || within == 0))
+      prefetch_bytes((const void*)row.address, ((run - 1) * (u32)p.window_row_stride + LATENT + ROPE) * 2);
+  }
+}
+
+// Those of rows 64 block to 64 block + 63.
 DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
   u32 i = thread_index() % 128;
   sync_named(1 + at.group, 128);  // the block before has been read
-  if (i < 64) {
-    Row row = find_row(p, w, b, block * 64 + i);
-    sts64(SHARED_BASE + AT_ROWS + at.group * 512 + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
-    sts32(SHARED_BASE + AT_TOKENS + at.group * 256 + i * 4, row.token);
-  }
+  if (i < 64) place_row(at.group * 64 + i, find_row(p, w, b, block * 64 + i));
   sync_named(1 + at.group, 128);
 }
 
@@ -16,7 +31,17 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   u64 upper = row_address(at.group, at.warp * 16 + at.row), lower = row_address(at.group, at.warp * 16 + at.row + 8);
 #pragma unroll
   for (int i = 0; i < H2; i++) s[i] = 0;
-  score_content_rows(at, upper, lower, s);
+  V4 y[2][4];  // two groups are on their way
+  load_row_group(upper, lower, at.pair, 0, y[0]), load_row_group(upper, lower, at.pair, 1, y[1]);
+#pragma unroll 1
+  for (u32 g = 0; g < 8; g += 2)
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+      u32 tiles[4][4];
+      row_operands(y[i], tiles);
+      if (g < 6) load_row_group(upper, lower, at.pair, g + 2 + i, y[i]);
+      add_row_products(at, tiles, g + i, s);
+    }
   u32 x[4][4], a[4][4];
 #pragma unroll
   for (int i = 0; i < 16; i++)
@@ -37,30 +62,35 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
   }
 }
 
-DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
+struct RowValues {  // of 16 rows, a half of the channels: word + 8 (i % 2) and tokens + 8 (i / 2), token
+  V2 x[4][2];
+};
+
+DEVICE void load_row_values(const Place& at, u32 k, u32 half, RowValues& to) {
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int token = 0; token < 2; token++)
+      to.x[i][token] = global_8(row_address(at.group, k * 16 + at.pair * 2 + i / 2 * 8 + token),
+                                output_channel(at.warp * 16 + at.row + i % 2 * 8, half));
+}
+
+// Both halves of the first 16 rows are there, or on their way; those of later rows are asked for early.
+DEVICE void value_rows(const Place& at, u32 buffer, RowValues (&x)[2], float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
 #pragma unroll 1
-  for (u32 k = 0; k < 4; k++) {
-    V2 x[2][4][2];  // half, word + 8 (i % 2) and tokens + 8 (i / 2), token
+  for (u32 k = 0; k < 4; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (u32 half = 0; half < 2; half++) {
+      u32 v[4][4];
 #pragma unroll
-      for (int token = 0; token < 2; token++) {
-        u64 row = row_address(at.group, k * 16 + at.pair * 2 + i / 2 * 8 + token);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-          x[half][i][token] = global_8(row, output_channel(at.warp * 16 + at.row + i % 2 * 8, half));
+      for (int i = 0; i < 4; i++) {
+        V2 first = x[half].x[i][0], second = x[half].x[i][1];
+        v[0][i] = halves(first.x << 16, second.x << 16), v[1][i] = halves(first.x, second.x);
+        v[2][i] = halves(first.y << 16, second.y << 16), v[3][i] = halves(first.y, second.y);
       }
-    u32 v[2][4][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      V2 first = x[i / 4][i % 4][0], second = x[i / 4][i % 4][1];
-      u32(&to)[4][4] = v[i / 4];
-      to[0][i % 4] = halves(first.x << 16, second.x << 16), to[1][i % 4] = halves(first.x, second.x);
-      to[2][i % 4] = halves(first.y << 16, second.y << 16), to[3][i % 4] = halves(first.y, second.y);
+      if (k < 3) load_row_values(at, k + 1, half, x[half]);
+      add_values(o[half], v, probability, k);
+      finish_values(o);
     }
-    add_values(o[0], v[0], probability, k);
-    add_values(o[1], v[1], probability, k);
-    finish_values(o);
-  }
 }
