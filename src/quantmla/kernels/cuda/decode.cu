@@ -56,6 +56,7 @@ DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
 DEVICE void to_unit(float (&o)[2][4][H2], float unit) {
 #pragma unroll
   for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] *= unit * plane_factor(i / H2 % 4);
+  add_planes(o[0], 1), add_planes(o[1], 1);
 }
 
 // The rows of a sequence that are in bf16: the window, and the sinks.
@@ -109,6 +110,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
     sync_warp();
     barrier_arrive(empty_barrier(at.group, turn), at.lane == 0);
   }
+  add_planes(o[0], -1), add_planes(o[1], -1);
   finish(p, at, Output{b, tile, (i64)(item.first + item.part) * p.tiles + tile, item.parts == 1}, 1.0f / unit_of(unit), o, l);
 }
 

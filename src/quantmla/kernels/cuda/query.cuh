@@ -47,9 +47,10 @@ DEVICE void store_query_row(const Arguments& p, const Place& at, int b, u32 n, i
   // channel 4 word + plane; a k step is plane 2i of 8 words, then plane 2i + 1 of the same
   u32 word = lane / 2, pair = query + (ROPE_TILE + word / 8 * 2 + lane % 2) * TILE;
   u32 odd = pack_half2(rope[1] * ODD_QUERY, 0);
-  sts16(pair + element(word % 8, n), as_is);
+  u32 even = BYTES ? pack_half2(rope[0] - half_low(odd), 0) : as_is;
+  sts16(pair + element(word % 8, n), even);
   sts16(pair + element(8 + word % 8, n), odd);
-  float sum_rope = half_low(as_is) + half_low(odd) / ODD_QUERY;
+  float sum_rope = half_low(even) + half_low(odd) * (BYTES ? 17 : 1);
 
   for (int mask = 1; mask < 8; mask <<= 1) {
     sum_low += shuffle_xor(sum_low, mask), sum_high += shuffle_xor(sum_high, mask);

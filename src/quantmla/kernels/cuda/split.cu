@@ -233,6 +233,7 @@ DEVICE void value_part(const Arguments& p, const Place& at, const Part& part, co
   }
 #pragma unroll
   for (int i = 0; i < 4 * H2; i++) o[i / H2][i % H2] *= unit_of(unit) * plane_factor(i / H2);
+  add_planes(o, 1);
 #pragma unroll
   for (int i = 0; i < 4; i++) settle(o[i]);
 #pragma unroll 1
@@ -244,6 +245,7 @@ DEVICE void value_part(const Arguments& p, const Place& at, const Part& part, co
     barrier_arrive(empty_barrier(0, turn), at.lane == 0);
   }
   pair += (count + SCORERS - 1) / SCORERS;
+  add_planes(o, -1);
   finish_half(p, at, part, to, half, 1.0f / unit_of(unit), o);
 }
 

@@ -3,7 +3,8 @@
 #define LATENT 512
 #define ROPE 64
 #define FOLDED (HEADS == 16)  // scores: scales multiply sums; else keys
-#define ODD_QUERY (FOLDED || CONTENT_BITS == 4 ? 0.0625f : 1.0f)  // what the query carries for upper nibbles
+#define BYTES (FOLDED || CONTENT_BITS == 4)  // operands of upper nibbles are whole bytes
+#define ODD_QUERY (BYTES ? 0.0625f : 1.0f)   // what the query carries for them
 #ifndef SPLIT  // 1: warpgroups of their own for scores and for values, which share all pages
 #define SPLIT 0
 #endif
