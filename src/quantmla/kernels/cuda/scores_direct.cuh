@@ -1,15 +1,16 @@
 // Scores of a packed page for many columns: keys are scaled before the products, which then add to one
 // sum. With 32 columns that is no more work than folding, and takes fewer registers.
 
-template <int tiles> DEVICE void score_tiles(u32 (&a)[tiles][4], u32 first, float (&s)[H2]) {
+template <int tiles> DEVICE void score_tiles(u32 (&a)[tiles][4], const u64* query, float (&s)[H2]) {
   mma_fence(a);
 #pragma unroll
-  for (int i = 0; i < tiles; i++) mma<1>(s, a[i], query_tile(first + i));
+  for (int i = 0; i < tiles; i++) mma<1>(s, a[i], query[i]);
   mma_commit();
 }
 
 // In units of the scaled query: tokens 16 warp + row and + 8 of this thread.
 DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2]) {
+  const u64* queries = page_descriptors(prepared).queries;
   u32 rows = stage + at.score_rows, scales = prepared + at.score_scales;
   V4 x, next = load_groups(rows, 0);
   RowScales next_scales = read_row_scales(scales);
@@ -27,11 +28,11 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
       }
       u32 a[4][4];
       scale_group(x, row, g, a);
-      score_tiles(a, g * 4, s);
+      score_tiles(a, queries + g * 4, s);
     } else {
       u32 a[2][4];
       scale_band(g == 8 ? next.x : next.z, g == 8 ? next.y : next.w, row, a);
-      score_tiles(a, ROPE_TILE + (g - 8) * 2, s);
+      score_tiles(a, queries + ROPE_TILE + (g - 8) * 2, s);
     }
     if (g > 0) mma_wait<1>();
   }

@@ -1,22 +1,22 @@
 // Scores of a packed page for few columns: integers go into the products, and a group's scale multiplies
 // its sum. Zero points of all groups are one more product.
 
-template <int tiles> DEVICE void score_tiles(u32 (&a)[tiles][4], u32 first, float (&acc)[H2]) {
+template <int tiles> DEVICE void score_tiles(u32 (&a)[tiles][4], const u64* query, float (&acc)[H2]) {
   mma_fence(a);
-  mma<0>(acc, a[0], query_tile(first));
+  mma<0>(acc, a[0], query[0]);
 #pragma unroll
-  for (int i = 1; i < tiles; i++) mma<1>(acc, a[i], query_tile(first + i));
+  for (int i = 1; i < tiles; i++) mma<1>(acc, a[i], query[i]);
   mma_commit();
 }
 
 // The page's mean rope key, the same for every row, and the zero points of all groups.
-DEVICE void score_offsets(const Place& at, u32 prepared, float (&s)[H2]) {
+DEVICE void score_offsets(const Place& at, u32 prepared, const u64* queries, float (&s)[H2]) {
   V4 z = ldmatrix_transposed(prepared + at.zero_matrix);
   u32 zero[1][4] = {{z.x, z.y, z.z, z.w}};
   read_means(at, prepared, s);
   settle(s);
   mma_fence(zero);
-  mma<1>(s, zero[0], query_tile(SUMS_TILE));
+  mma<1>(s, zero[0], queries[SUMS_TILE]);
   mma_commit();
 }
 
@@ -35,9 +35,10 @@ DEVICE void fold(V2 scale, const float (&acc)[H2], float (&s)[H2]) {
 // while the next group's is on its way.
 DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2]) {
   float acc[2][H2];
+  const u64* queries = page_descriptors(prepared).queries;
   u32 rows = stage + at.score_rows;
   V4 x, next = load_groups(rows, 0);
-  score_offsets(at, prepared, s);
+  score_offsets(at, prepared, queries, s);
 #pragma unroll
   for (u32 g = 0; g < 10; g++) {
     V2 scale;
@@ -50,12 +51,12 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
       }
       u32 a[4][4];
       mask_group(x, g, a);
-      score_tiles(a, g * 4, acc[g % 2]);
+      score_tiles(a, queries + g * 4, acc[g % 2]);
     } else {  // a band of the rope: plane 2i of both rows, then plane 2i + 1
       u32 a[2][4];
       mask_nibbles(g == 8 ? next.x : next.z, a[0][0], a[0][2], a[1][0], a[1][2]);
       mask_nibbles(g == 8 ? next.y : next.w, a[0][1], a[0][3], a[1][1], a[1][3]);
-      score_tiles(a, ROPE_TILE + (g - 8) * 2, acc[g % 2]);
+      score_tiles(a, queries + ROPE_TILE + (g - 8) * 2, acc[g % 2]);
     }
     if (g == 0) continue;
     mma_wait<1>();

@@ -161,7 +161,7 @@ DEVICE void scale_older(const Place& at, u32 pair, float (&o)[4][H2]) {
 
 // bf16 rows of the block that scorer `group` has found; its probabilities are in buffer `group`.
 DEVICE void value_half_rows(const Place& at, u32 group, u32 half, float (&o)[4][H2]) {
-  u32 probability = probabilities_at(at, group);
+  const u64* probability = probabilities_at(at, group);
 #pragma unroll 1
   for (u32 k = 0; k < 4; k++) {
     V2 x[4][2];  // word + 8 (i % 2) and tokens + 8 (i / 2), token

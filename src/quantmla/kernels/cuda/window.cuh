@@ -41,7 +41,7 @@ DEVICE void score_rows(const Place& at, float (&s)[H2]) {
 }
 
 DEVICE void value_rows(const Place& at, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = probabilities_at(at, buffer);
+  const u64* probability = probabilities_at(at, buffer);
 #pragma unroll 1
   for (u32 k = 0; k < 4; k++) {
     V2 x[2][4][2];  // half, word + 8 (i % 2) and tokens + 8 (i / 2), token
