@@ -157,6 +157,7 @@ DEVICE u32 output_channel(u32 word, u32 half) { return 4 * (half * 64 + word); }
 // Outputs are in units of 2^(shift - 24), of odd planes 16 times as much and the plane before.
 #define SHIFTED 1
 DEVICE float unit_of(int shift) { return as_float((u32)(127 + shift - 24) << 23); }
+DEVICE float key_unit(int shift) { return unit_of(shift); }
 DEVICE float plane_factor(int plane) { return plane % 2 ? 16.0f : 1.0f; }
 DEVICE void add_planes(float (&o)[4][H2], float sign) {
 #pragma unroll

@@ -54,5 +54,5 @@ DEVICE void prepare_scores(u32 prepared, u32 group, u32 warp, u32 quad, const Qu
 }
 
 // Scores are in the unit of their keys.
-DEVICE float mean_unit(int shift) { return unit_of(shift); }
-DEVICE float score_factor(int shift) { return 1.0f / unit_of(shift); }
+DEVICE float mean_unit(int shift) { return key_unit(shift); }
+DEVICE float score_factor(int shift) { return 1.0f / key_unit(shift); }
