@@ -21,6 +21,8 @@ typedef long long i64;
 
 #define DEVICE static inline
 #define __global__
+#define __device__
+#define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
 

@@ -1,18 +1,28 @@
 // Content of 2 bits: word j of a row holds channels 8j to 8j + 7, a group is 8 words. A k step of 16
 // is plane 2i of a group's words, then plane 2i + 1.
 
-// An entry {scale, -scale (16 + zero), -scale (4 + zero), unused} of a pair of tokens.
-DEVICE V4 value_entry(u32 scale, u32 minus) {
-  return V4{scale, hmul2(scale, hsub2(minus, 0x4c004c00)), hmul2(scale, hsub2(minus, 0x44004400)), 0};
+// Values: integers are read in place as subnormal float16 numbers, n 2^-24 of a byte's first plane, and of the
+// others what they are with those before: 4 n, 16 n, 64 n and the plane before. Scales carry the page's
+// 2^shift, so that the largest is near 2^15; what is summed is in units of 2^(shift - 24).
+
+// An entry {scale, -scale zero 2^-24, 5 and 21 times as much} of a pair of tokens.
+DEVICE V4 value_entry(u32 scale, u32 tiny) {
+  u32 offset = hmul2(scale, tiny);
+  return V4{scale, offset, hmul2(offset, 0x45004500), hmul2(offset, 0x4d404d40)};
 }
 
 // Entries of two pairs of tokens, and of those 8 further.
-DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift) {
+DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift by) {
   u32 entry = to + 2 * quad * VALUE_PAIR_BYTES + warp * 32;
-  sts128(entry, value_entry(x.upper.x, first_minus(x.upper_zeros)));
-  sts128(entry + 16, value_entry(x.lower.x, first_minus(x.lower_zeros)));
-  sts128(entry + VALUE_PAIR_BYTES, value_entry(x.upper.y, second_minus(x.upper_zeros)));
-  sts128(entry + VALUE_PAIR_BYTES + 16, value_entry(x.lower.y, second_minus(x.lower_zeros)));
+  sts128(entry, value_entry(shifted(x.upper.x, by), first_tiny(x.upper_zeros)));
+  sts128(entry + 16, value_entry(shifted(x.lower.x, by), first_tiny(x.lower_zeros)));
+  sts128(entry + VALUE_PAIR_BYTES, value_entry(shifted(x.upper.y, by), second_tiny(x.upper_zeros)));
+  sts128(entry + VALUE_PAIR_BYTES + 16, value_entry(shifted(x.lower.y, by), second_tiny(x.lower_zeros)));
+}
+
+DEVICE void scale_byte(u32 byte, const V4& scale, u32 offset_85, u32 (&v)[4][4], int i) {
+  v[0][i] = hfma2(byte & 0x00030003, scale.x, scale.y), v[1][i] = hfma2(byte & 0x000f000f, scale.x, scale.z);
+  v[2][i] = hfma2(byte & 0x003f003f, scale.x, scale.w), v[3][i] = hfma2(byte, scale.x, offset_85);
 }
 
 // Words of groups 2i and 2i + 1, as operands want them.
@@ -28,32 +38,22 @@ DEVICE void mask_group(V4 words, u32 g, u32 (&a)[2][4]) {
   a[1][0] = x & 0x03030303, a[1][1] = y & 0x03030303, a[1][2] = x & 0x0c0c0c0c, a[1][3] = y & 0x0c0c0c0c;
 }
 
-// M + n by one OR: M is 16 or 4 where the field lies at bits 6 or 8. (Bits 4 need fewer shifts, but
-// M = 64 would round off four times as much.)
-#define SCALED_16(word) hfma2(and_or(word, 0x00c000c0, 0x4c004c00), scale.x, scale.y)
-#define SCALED_4(word) hfma2(and_or(word, 0x03000300, 0x44004400), scale.x, scale.z)
-
-DEVICE void scale_crumbs(u32 x, const V4& scale, u32 (&v)[8]) {
-  u32 left = x << 4, right = x >> 4;
-  v[0] = SCALED_16(x << 6), v[1] = SCALED_16(left), v[2] = SCALED_4(left), v[3] = SCALED_16(x);
-  v[4] = SCALED_4(x), v[5] = SCALED_16(right), v[6] = SCALED_4(right), v[7] = SCALED_4(x >> 6);
-}
-
 // O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = probabilities_at(at, buffer);
+  const u64* probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows);
 #pragma unroll
   for (u32 k = 0; k < 4; k++) {
     V4 x = next;
     u32 low[4][4], high[4][4];
-    u32 words[4] = {x.x, x.y, x.z, x.w}, v[8];
+    u32 words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-      scale_crumbs(words[i], lds128(scales + i % 2 * (VALUE_STEP * VALUE_GROUP_BYTES) + k * 32 + i / 2 * 16), v);
-#pragma unroll
-      for (int plane = 0; plane < 4; plane++) low[plane][i] = v[plane], high[plane][i] = v[4 + plane];
+      V4 scale = lds128(scales + i % 2 * (VALUE_STEP * VALUE_GROUP_BYTES) + k * 32 + i / 2 * 16);
+      u32 offset_85 = hfma2(scale.w, 0x44004400, scale.y);
+      scale_byte(words[i] & 0x00ff00ff, scale, offset_85, low, i);
+      scale_byte(permute(words[i], 0, 0x4341), scale, offset_85, high, i);
     }
     if (k < 3) next = ldmatrix_transposed(rows + (k + 1) * 2048);
     add_values(o[0], low, probability, k);
@@ -108,7 +108,14 @@ DEVICE void row_operands(const V4 (&x)[4], u32 (&a)[4][4]) {
 // First of the four channels whose outputs are planes o[half][0..3] of a word.
 DEVICE u32 output_channel(u32 word, u32 half) { return 8 * word + 4 * half; }
 
-// Outputs are plain.
-#define SHIFTED 0
-DEVICE float unit_of(int) { return 1.0f; }
-DEVICE float plane_factor(int) { return 1.0f; }
+// Outputs are in units of 2^(shift - 24), of plane k 4^k times as much and the plane before. Keys are plain.
+#define SHIFTED 1
+DEVICE float unit_of(int shift) { return as_float((u32)(127 + shift - 24) << 23); }
+DEVICE float plane_factor(int plane) { return (float)(1 << 2 * plane); }
+DEVICE void add_planes(float (&o)[4][H2], float sign) {
+#pragma unroll
+  for (int i = 0; i < 3 * H2; i++) {
+    int plane = sign > 0 ? 1 + i / H2 : 3 - i / H2;
+    o[plane][i % H2] += sign * o[plane - 1][i % H2];
+  }
+}

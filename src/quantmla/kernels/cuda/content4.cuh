@@ -1,8 +1,8 @@
 // Content of 4 bits: word j of a row holds channels 4j to 4j + 3, a group is 16 words.
 
-// Integers are read in place as subnormal float16 numbers, n 2^-24 and, of odd planes, 16 n 2^-24. Scales
-// carry the page's 2^shift, so that the largest is near 2^15 and products keep their bits; what is
-// summed is in units of 2^(shift - 24), that of odd planes 16 times as much.
+// Integers are read in place as subnormal float16 numbers, n 2^-24 and, for odd planes, whole bytes, which
+// are the plane before + 16 n. Scales carry the page's 2^shift, so that the largest is near 2^15 and
+// products keep their bits; what is summed is in units of 2^(shift - 24).
 
 // Entries {scale, -scale zero 2^-24} of two pairs of tokens, and of those 8 further.
 DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift shift) {
@@ -13,12 +13,13 @@ DEVICE void prepare_values(u32 to, u32 warp, u32 quad, const Quads& x, Shift shi
          V4{scale[1], hmul2(scale[1], second_tiny(x.upper_zeros)), scale[3], hmul2(scale[3], second_tiny(x.lower_zeros))});
 }
 
-DEVICE void scale_in_place(u32 x, u32 scale, u32 offset, u32 offset_16, u32& v0, u32& v1, u32& v2, u32& v3) {
-  u32 y = x >> 8;
-  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, scale, offset_16);
-  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, scale, offset_16);
+DEVICE void scale_in_place(u32 x, u32 scale, u32 offset, u32 offset_17, u32& v0, u32& v1, u32& v2, u32& v3) {
+  u32 n0, byte0, n2, byte1;
+  mask_nibbles(x, n0, byte0, n2, byte1);
+  v0 = hfma2(n0, scale, offset), v1 = hfma2(byte0, scale, offset_17);
+  v2 = hfma2(n2, scale, offset), v3 = hfma2(byte1, scale, offset_17);
 }
-DEVICE u32 times_16(u32 x) { return hmul2(x, 0x4c004c00); }
+DEVICE u32 times_17(u32 x) { return hmul2(x, 0x4c404c40); }
 
 // Words of group i, as operands want them.
 #define GROUPS_A_LOAD 1
@@ -32,16 +33,16 @@ DEVICE void mask_group(V4 x, u32, u32 (&a)[2][4]) {
 
 // Operands of 16 tokens' products, one for each plane.
 DEVICE void value_operands(V4 x, V4 s, u32 (&v)[4][4]) {
-  u32 first_16 = times_16(s.y), second_16 = times_16(s.w);
-  scale_in_place(x.x, s.x, s.y, first_16, v[0][0], v[1][0], v[2][0], v[3][0]);
-  scale_in_place(x.y, s.x, s.y, first_16, v[0][1], v[1][1], v[2][1], v[3][1]);
-  scale_in_place(x.z, s.z, s.w, second_16, v[0][2], v[1][2], v[2][2], v[3][2]);
-  scale_in_place(x.w, s.z, s.w, second_16, v[0][3], v[1][3], v[2][3], v[3][3]);
+  u32 first_17 = times_17(s.y), second_17 = times_17(s.w);
+  scale_in_place(x.x, s.x, s.y, first_17, v[0][0], v[1][0], v[2][0], v[3][0]);
+  scale_in_place(x.y, s.x, s.y, first_17, v[0][1], v[1][1], v[2][1], v[3][1]);
+  scale_in_place(x.z, s.z, s.w, second_17, v[0][2], v[1][2], v[2][2], v[3][2]);
+  scale_in_place(x.w, s.z, s.w, second_17, v[0][3], v[1][3], v[2][3], v[3][3]);
 }
 
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
-  u32 probability = probabilities_at(at, buffer);
+  const u64* probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
 #pragma unroll
@@ -97,7 +98,11 @@ DEVICE void row_operands(const V4 (&x)[4], u32 (&a)[4][4]) {
 // First of the four channels whose outputs are planes o[half][0..3] of a word.
 DEVICE u32 output_channel(u32 word, u32 half) { return 4 * (half * 64 + word); }
 
-// Outputs in units of 2^(shift - 24), of odd planes 16 times as much, from and to plain ones.
+// Outputs are in units of 2^(shift - 24), of odd planes 16 times as much and the plane before.
 #define SHIFTED 1
 DEVICE float unit_of(int shift) { return as_float((u32)(127 + shift - 24) << 23); }
 DEVICE float plane_factor(int plane) { return plane % 2 ? 16.0f : 1.0f; }
+DEVICE void add_planes(float (&o)[4][H2], float sign) {
+#pragma unroll
+  for (int i = 0; i < H2; i++) o[1][i] += sign * o[0][i], o[3][i] += sign * o[2][i];
+}

@@ -65,6 +65,7 @@ DEVICE void clear(float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
 DEVICE void to_unit(float (&o)[2][4][H2], float unit) {
 #pragma unroll
   for (int i = 0; i < 8 * H2; i++) o[i / H2 / 4][i / H2 % 4][i % H2] *= unit * plane_factor(i / H2 % 4);
+  add_planes(o[0], 1), add_planes(o[1], 1);
 }
 
 // The rows of a sequence that are in bf16: the window, and the sinks. The first block's are found before the query is there.
@@ -125,6 +126,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
     sync_warp();
     warp_arrives(empty_barrier(at.group, turn), at.lane);
   }
+  add_planes(o[0], -1), add_planes(o[1], -1);
   V4 to = lds128(SHARED_BASE + AT_OUTPUT);  // from shared memory: the loop's registers are few
   finish(p, at, Output{(int)to.x, (int)to.y, to.z, to.w != 0}, 1.0f / unit_of(unit), o, l);
 }

@@ -50,18 +50,19 @@ DEVICE void combine_sums(const Arguments& p, const Output& to, u32 group, u32 n,
 // Four channels of a column: warpgroup g brings together every WARPGROUPS-th k of a half.
 DEVICE void merge(const Arguments& p, const Place& at, const Output& to, u32 half, u32 scratch, u32 factors) {
   int rows = p.query_len * p.heads;
-  const float odd = 1.0f / plane_factor(1);
 #pragma unroll 1
   for (u32 k = at.group; k < H2; k += WARPGROUPS) {
     u32 n = k / 4 * 8 + at.pair * 2 + k % 2, channel = output_channel(at.warp * 16 + at.row + (k & 2) * 4, half);
     float x[4] = {0, 0, 0, 0};
 #pragma unroll
     for (u32 g = 0; g < WARPGROUPS; g++) {
-      float factor = lds_float(factors + (g * HEADS + n) * 4), factor_odd = factor * odd;
+      float factor = lds_float(factors + (g * HEADS + n) * 4);
       V4 y = lds128(scratch + (g * H2 + k) * 2048);
-      x[0] += as_float(y.x) * factor, x[1] += as_float(y.y) * factor_odd;
-      x[2] += as_float(y.z) * factor, x[3] += as_float(y.w) * factor_odd;
+      x[0] += as_float(y.x) * factor, x[1] += as_float(y.y) * factor;
+      x[2] += as_float(y.z) * factor, x[3] += as_float(y.w) * factor;
     }
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) x[plane] *= 1.0f / plane_factor(plane);
     int row = to.tile * HEADS + n;
     if (!to.whole) {
       *(V4*)(p.part_out + (to.slot * HEADS + n) * LATENT + channel) =
