@@ -86,6 +86,16 @@ def compile_all(trials: list[Trial], folder: Path) -> dict[str, str]:
 # ---------------------------------------------------------------- worker
 
 
+def prefer_shared(kernel, percent: int) -> None:
+    """A kernel's share of L1 for shared memory; the same for two kernels, if it is not to change."""
+    from cuda.bindings import driver
+
+    from quantmla.kernels.cuda.launch import check
+
+    name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    check(driver.cuFuncSetAttribute(kernel, name, percent))
+
+
 class Worker:
     def __init__(self, folder: Path) -> None:
         import torch
@@ -175,7 +185,10 @@ class Worker:
         sizes = (trial.columns, trial.warpgroups, trial.stages, layout(trial.fmt), trial.split)
         shared = shared_bytes(*sizes)
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
-        return load(image, shared, self.device)
+        loaded = load(image, shared, self.device)
+        if trial.carveout >= 0:
+            prefer_shared(loaded.combine, trial.carveout)
+        return loaded
 
     def call(self, trial: Trial, loaded, query, view, splits=None):
         from quantmla.kernels.cuda.arguments import make_arguments, make_buffers
