@@ -87,7 +87,7 @@ def compile_all(trials: list[Trial], folder: Path) -> dict[str, str]:
 
 
 def prefer_shared(kernel, percent: int) -> None:
-    """A kernel's share of L1 for shared memory; the same for two kernels, if it is not to change."""
+    """A kernel's share of L1 for shared memory; if two have the same, it need not change."""
     from cuda.bindings import driver
 
     from quantmla.kernels.cuda.launch import check
