@@ -90,6 +90,16 @@ def compile_all(trials: list[Trial], folder: Path) -> dict[str, str]:
 # ---------------------------------------------------------------- worker
 
 
+def prefer_shared(kernel, percent: int) -> None:
+    """A kernel's share of L1 for shared memory; if two have the same, it need not change."""
+    from cuda.bindings import driver
+
+    from quantmla.kernels.cuda.launch import check
+
+    name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    check(driver.cuFuncSetAttribute(kernel, name, percent))
+
+
 class Worker:
     def __init__(self, folder: Path) -> None:
         import torch
@@ -178,7 +188,10 @@ class Worker:
 
         shared = shared_bytes(variant_of(trial), layout(trial.fmt))
         image = (self.folder / f"{trial.name}.cubin").read_bytes()
-        return load(image, shared, self.device)
+        loaded = load(image, shared, self.device)
+        if trial.carveout >= 0:
+            prefer_shared(loaded.combine, trial.carveout)
+        return loaded
 
     def call(self, trial: Trial, loaded, query, view, splits=None):
         from quantmla.kernels.cuda.arguments import make_arguments, make_buffers

@@ -22,6 +22,7 @@ class Trial:
     traced: bool = False  # says where the time goes, by clocks; its own time is a little longer
     pool: int = 0  # pages that tables point to; 0: all
     shuffled: bool = True  # tables
+    carveout: int = -1  # percent of L1 that `combine` leaves to shared memory; -1: as usual
     shapes: tuple[tuple[int, int, int], ...] = ()  # instead of the usual ones
 
 
@@ -154,6 +155,7 @@ TRIALS = (
     Trial("n16_least_12", 16, 3, 2, replace=(least_chunk(12),), shapes=FEW),
     Trial("n16_late_release", 16, 3, 2, replace=(LATE_RELEASE,), shapes=BOTH + FEW),
     Trial("n16_no_prefetch", 16, 3, 2, replace=(NO_PREFETCH,), shapes=BOTH + FEW),
+    Trial("n16_carveout", 16, 3, 2, carveout=100, shapes=BOTH + FEW),
     Trial("n16_line_prefetch", 16, 3, 2, replace=(LINE_PREFETCH,), shapes=BOTH + FEW),
     Trial("n16_row_prefetch", 16, 3, 2, replace=(ROW_PREFETCH,), shapes=BOTH + FEW),
     Trial("n16_late_values", 16, 3, 2, replace=(LATE_VALUES,), shapes=BOTH + FEW),

@@ -65,8 +65,7 @@ DEVICE void merge(const Arguments& p, const Place& at, const Output& to, u32 hal
     for (int plane = 0; plane < 4; plane++) x[plane] *= 1.0f / plane_factor(plane);
     int row = to.tile * HEADS + n;
     if (!to.whole) {
-      *(V4*)(p.part_out + (to.slot * HEADS + n) * LATENT + channel) =
-          V4{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])};
+      stg128(p.part_out + (to.slot * HEADS + n) * LATENT + channel, V4{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])});
     } else if (row < rows) {
       V2 packed = p.is_bf16 ? V2{pack_bf162(x[0], x[1]), pack_bf162(x[2], x[3])} : V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])};
       *(V2*)(p.out + ((i64)to.sequence * rows + row) * LATENT + channel) = packed;
