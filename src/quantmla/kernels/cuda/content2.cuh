@@ -30,11 +30,11 @@ DEVICE void scale_byte(u32 byte, const V4& scale, u32 offset_85, u32 (&v)[4][4],
 DEVICE V4 load_groups(u32 rows, u32 i) { return ldmatrix(rows ^ (i * 32)); }
 
 #if FOLDED
-// Planes 0 to 7 in place, read as n 4^(p % 4) 2^-24, which the query makes good.
+// Planes 0 to 6 in place, read as n 4^(p % 4) 2^-24, which the query makes good; the upper byte stands for plane 7.
 DEVICE void mask_crumbs(u32 x, u32& n0, u32& n1, u32& n2, u32& n3, u32& n4, u32& n5, u32& n6, u32& n7) {
-  u32 y = x >> 8;
+  u32 y = permute(x, 0, 0x4341);
   n0 = x & 0x00030003, n1 = x & 0x000c000c, n2 = x & 0x00300030, n3 = x & 0x00c000c0;
-  n4 = y & 0x00030003, n5 = y & 0x000c000c, n6 = y & 0x00300030, n7 = y & 0x00c000c0;
+  n4 = y & 0x00030003, n5 = y & 0x000c000c, n6 = y & 0x00300030, n7 = y;
 }
 
 // Operands of a group's four products: plane 2i of both rows, then plane 2i + 1.
@@ -124,16 +124,17 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, flo
   finish_values(o);
 }
 
-// Query channels 8 part to 8 part + 7 of a group, one word: to 4 tiles. Returns the sum of the
-// rounded values.
+// Query channels 8 part to 8 part + 7 of a group, one word: to 4 tiles. If bytes stand for plane 7, its share
+// is taken off planes 4 to 6. Returns the sum of the rounded values.
 DEVICE float store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
-  float sum = 0;
+  float sum = 0, last = 0;
 #pragma unroll
-  for (int plane = 0; plane < 8; plane++) {
+  for (int plane = 7; plane >= 0; plane--) {
     float up = FOLDED ? (float)(1 << 2 * (plane % 4)) : 1.0f;
-    u32 one = pack_half2(x[plane] / up, 0);
+    u32 one = pack_half2(x[plane] / up - (plane >= 4 ? last : 0), 0);
     sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), one);
-    sum += up * half_low(one);
+    sum += (FOLDED && plane == 7 ? 85 : up) * half_low(one);
+    if (FOLDED && plane == 7) last = half_low(one);
   }
   return sum;
 }
@@ -155,6 +156,11 @@ DEVICE void score_content_rows(const Place& at, u64 upper, u64 lower, float (&s)
         a[i / 2][tile][i % 2] = halves(first[tile] << 16, second[tile] << 16);
         a[i / 2][tile][2 + i % 2] = halves(first[tile], second[tile]);
         if (FOLDED) a[i / 2][tile][2 + i % 2] = hmul2(a[i / 2][tile][2 + i % 2], 0x44004400);  // the query carries 1/4 more
+      }
+      if (FOLDED) {  // plane 7, and what its query takes off planes 4 to 6
+        u32(&to)[4][4] = a[i / 2];
+        u32 others = with_sixteenth(with_sixteenth(to[3][i % 2], to[2][2 + i % 2]), to[2][i % 2]);
+        to[3][2 + i % 2] = hfma2(others, 0x3c003c00, to[3][2 + i % 2]);
       }
     }
     add_row_products(at, a, g, s, odd);
