@@ -149,6 +149,13 @@ TRIALS = (
     # what windows, parts and their combination cost
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
     Trial("n16_window_6", 16, 3, 2, replace=(window_pages(6),), shapes=BOTH + FEW),
+    Trial("n16_window_13", 16, 3, 2, replace=(window_pages(13),), shapes=BOTH + FEW),
+    Trial("n32_window_6", 32, 2, 2, replace=(window_pages(6),)),
+    Trial("n32_window_14", 32, 2, 2, replace=(window_pages(14),)),
+    Trial("n32_window_18", 32, 2, 2, replace=(window_pages(18),)),
+    Trial("n64_window_6", 64, 2, 4, replace=(window_pages(6),)),
+    Trial("n64_window_14", 64, 2, 4, replace=(window_pages(14),)),
+    Trial("n64_window_18", 64, 2, 4, replace=(window_pages(18),)),
     Trial("n16_item_5", 16, 3, 2, replace=(item_cost(5),), shapes=PARTS),
     Trial("n16_item_16", 16, 3, 2, replace=(item_cost(16),), shapes=PARTS),
     Trial("n16_least_3", 16, 3, 2, replace=(least_chunk(3),), shapes=FEW),

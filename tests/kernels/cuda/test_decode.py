@@ -136,11 +136,13 @@ def test_large_and_small_scores(tmp_path_factory, factor, variant):
     assert _relative(out, exact.out_BSNR) < _tolerance(query, view, exact.out_BSNR) + slack
 
 
-@pytest.mark.parametrize("variant", [NARROW, WIDE, WIDEST])
-def test_pages_of_unlike_scales_add_up(tmp_path_factory, variant):
+@pytest.mark.parametrize(
+    ("fmt", "variant"), [(C4, NARROW), (C4, WIDE), (C4, WIDEST), (C2, NARROW), (C2, WIDE)]
+)
+def test_pages_of_unlike_scales_add_up(tmp_path_factory, fmt, variant):
     """The power of two that a page's scales carry differs from page to page, up and down."""
-    kernels = library(tmp_path_factory, C4, variant)
-    query, view = random_case([1100], (1, 16), C4, seed=11)
+    kernels = library(tmp_path_factory, fmt, variant)
+    query, view = random_case([1100], (1, 16), fmt, seed=11)
     query = query._replace(softmax_scale=0.002)
     pages = view.pages_JY.clone()
     scales = pages[:, view.layout.scales].contiguous().view(torch.float16)
