@@ -110,6 +110,26 @@ RAW_KEYS = (
 )
 
 
+# descriptors as numbers in the code
+IMMEDIATE = (
+    ("(u32 (&a)[steps][4], const u64* query,", "(u32 (&a)[steps][4], u32 query,"),
+    ("mma_float8<0>(acc, a[0], query[0]);", "mma_float8<0>(acc, a[0], query_tile(query));"),
+    ("a[i / 2], query[i]);", "a[i / 2], query_tile(query + i));"),
+    ("u32 prepared, const u64* queries, float", "u32 prepared, u32, float"),
+    ("queries[SUMS_TILE]", "query_tile(SUMS_TILE)"),
+    ("const u64* queries = page_descriptors(prepared).queries;", "const u32 queries = 0;"),
+)
+WHOLE_NIBBLES = (
+    (
+        "byte0 = x & 0x00ff00ff;\n  byte1 = permute(x, 0, 0x4341), n2 = byte1 & 0x000f000f;",
+        "byte0 = x & 0x00f000f0;\n  n2 = x >> 8 & 0x000f000f, byte1 = x >> 8 & 0x00f000f0;",
+    ),
+    ("0x4c404c40", "0x4c004c00"),
+    ("  add_planes(o[0], 1), add_planes(o[1], 1);\n", ""),
+    ("  add_planes(o[0], -1), add_planes(o[1], -1);\n", ""),
+)
+
+
 def window_pages(cost: int) -> tuple[str, str]:
     return "#define WINDOW_PAGES 10  ", f"#define WINDOW_PAGES {cost} "
 
@@ -147,6 +167,12 @@ TRIALS = (
     Trial("n16_every_lane", 16, 3, 2, defines=("EVERY_LANE",)),
     Trial("n64_every_lane", 64, 2, 4, defines=("EVERY_LANE",)),
     # what windows, parts and their combination cost
+    Trial("n16_immediate", 16, 3, 2, replace=IMMEDIATE, shapes=BOTH),
+    Trial("n16_whole_nibbles", 16, 3, 2, replace=WHOLE_NIBBLES, shapes=BOTH),
+    Trial("n16_neither", 16, 3, 2, replace=(*IMMEDIATE, *WHOLE_NIBBLES), shapes=BOTH),
+    Trial("n32_immediate", 32, 2, 2, replace=IMMEDIATE),
+    Trial("n32_whole_nibbles", 32, 2, 2, replace=WHOLE_NIBBLES),
+    Trial("n32_neither", 32, 2, 2, replace=(*IMMEDIATE, *WHOLE_NIBBLES)),
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
     Trial("n16_window_6", 16, 3, 2, replace=(window_pages(6),), shapes=BOTH + FEW),
     Trial("n16_window_13", 16, 3, 2, replace=(window_pages(13),), shapes=BOTH + FEW),
