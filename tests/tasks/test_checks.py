@@ -1,25 +1,11 @@
 """What is refused, with a sentence."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from quantmla.errors import UsageError
-from quantmla.evaluation import Subject
-from quantmla.manifest import CONFIG_KEY
 from quantmla.recipe import EvaluationRequest, TaskRequest
-from quantmla.tasks.checks import check_engine, check_methods
+from quantmla.tasks.checks import check_engine
 from quantmla.tasks.registry import asked_tasks
-
-
-def test_a_method_that_the_folder_is_of():
-    fused = SimpleNamespace(config={CONFIG_KEY: {"method": "quantmla"}})
-    subject = Subject(None, fused, None)
-    check_methods(("rtn",), subject)
-    with pytest.raises(UsageError, match="--methods names quantmla"):
-        check_methods(("rtn", "quantmla"), subject)
-    with pytest.raises(UsageError, match="unknown method"):
-        check_methods(("nope",), subject)
 
 
 def test_vllm_scores_no_given_texts():

@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantmla.errors import UsageError, require
-from quantmla.evaluation import Subject
-from quantmla.manifest import CONFIG_KEY
-from quantmla.method import load_method
 from quantmla.recipe import TaskRequest
 from quantmla.tasks.build import find_source
 from quantmla.tasks.registry import Asked
@@ -59,17 +56,5 @@ def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -
         not scored,
         f"--engine vllm scores texts before they are quantised, which says nothing about "
         f"{', '.join(scored)}: leave --engine out for these tasks",
-        UsageError,
-    )
-
-
-def check_methods(methods: Sequence[str], subject: Subject) -> None:
-    """Unknown methods, and one that would share its name with the fused folder."""
-    for name in methods:
-        load_method(name)
-    own = None if subject.fused is None else subject.fused.config[CONFIG_KEY]["method"]
-    require(
-        own not in methods,
-        f"--methods names {own}, which the folder itself is of: leave it out",
         UsageError,
     )

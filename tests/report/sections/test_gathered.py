@@ -2,6 +2,7 @@
 
 import pytest
 from report_samples import (
+    calibration,
     checkpoint,
     decode,
     eval_row,
@@ -10,6 +11,7 @@ from report_samples import (
     log,
     run_record,
     serve,
+    study_times,
     tasks,
 )
 
@@ -108,6 +110,18 @@ def test_r37_the_peak_memory_and_its_machine_are_in_the_report():
     assert part["peak_gib"] == 1.0
     assert part["measured"]["machine"] == "CPU x86_64"
     assert part["measured"]["file"] == "out/quantmla_log.json"
+
+
+def test_times_of_learning_and_of_studies_are_told_apart():
+    times = {"a_calibration.json": calibration(), "b_studies.json": study_times()}
+    both = gathered("cost", times)
+    assert [row["method"] for row in both["shapes"]["rows"]] == ["quantmla"]
+    assert [row["study"] for row in both["studies"]["rows"]] == ["gain", "move"]
+    shown = str(section("cost").render(both))
+    assert "12.5" in shown
+    assert "0.92" in shown
+    alone = gathered("cost", {"b_studies.json": study_times()})
+    assert (alone["shapes"], alone["studies"]) == (None, both["studies"])
 
 
 def test_needles_and_tasks_share_a_file():
