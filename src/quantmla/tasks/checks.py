@@ -5,6 +5,7 @@ from pathlib import Path
 
 from quantmla.errors import UsageError, require
 from quantmla.recipe import TaskRequest
+from quantmla.serving.command import check_checkpoint, check_machine
 from quantmla.tasks.build import find_source
 from quantmla.tasks.registry import Asked
 
@@ -33,7 +34,7 @@ def check_tasks(asked: Sequence[Asked], request: TaskRequest, longest: int) -> N
 
 
 def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -> None:
-    """What vLLM cannot evaluate."""
+    """What vLLM cannot evaluate, and where it cannot run."""
     if request.engine != "vllm":
         return
     require(
@@ -58,3 +59,10 @@ def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -
         f"{', '.join(scored)}: leave --engine out for these tasks",
         UsageError,
     )
+    require(
+        given.device == "auto",
+        f"--engine vllm takes the first GPU that it sees: drop --device {given.device}",
+        UsageError,
+    )
+    check_checkpoint(given.model)
+    check_machine()

@@ -34,6 +34,7 @@ from quantmla.progress import Report, bars, say
 from quantmla.quant.layout import bf16_row_bytes, layout_for
 from quantmla.quant.mixed import describe, each_layer
 from quantmla.recipe import TaskRequest
+from quantmla.serve.settings import NOT_COMPILED
 from quantmla.tasks.build import Built, build_task
 from quantmla.tasks.checks import check_engine, check_tasks
 from quantmla.tasks.registry import Asked, asked_tasks
@@ -148,6 +149,7 @@ def _engines(
                 arguments = vllm_arguments(
                     source.path,
                     packed=variant.fmt is not None,
+                    compiled=subject.adapter.model_type not in NOT_COMPILED,
                     positions=positions(subject),
                     engines=len(variants),
                 )

@@ -18,15 +18,15 @@ TIMED = "learning and error measurement of one layer, wall time"
 
 def gather(run: RunFiles) -> Data | None:
     parts = []
-    for found in learned_layers(run):
-        layers = [{"layer": short(x["prefix"]), "seconds": x["seconds"]} for x in found.layers]
+    for learned in learned_layers(run):
+        layers = [{"layer": short(x["prefix"]), "seconds": x["seconds"]} for x in learned.layers]
         parts.append(
             {
-                "name": found.name,
+                "name": learned.name,
                 "layers": layers,
-                "seconds": sum(x["seconds"] for x in found.layers),
-                "peak_gib": max(x["peak_bytes"] for x in found.layers) / 2**30,
-                "measured": found.measured(TIMED),
+                "seconds": sum(x["seconds"] for x in learned.layers),
+                "peak_gib": max(x["peak_bytes"] for x in learned.layers) / 2**30,
+                "measured": learned.measured(TIMED),
             }
         )
     shapes = _rows(run, "calibration", f"{TIMED}, random activations")
