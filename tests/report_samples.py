@@ -110,11 +110,12 @@ def tasks():
     return {
         **{"schema": "quantmla-tasks", "version": 1, "complete": False, "header": HEADER},
         "model": {"id": "nano", "base": "nano", "base_sha256": SHA},
-        "settings": {"limit": 16, "seed": 0, "device": "cpu"},
+        "settings": {"limit": 16, "seed": 0, "device": "cpu", "engine": "transformers"},
         "variants": variants,
         "tasks": [
-            {"name": n, "shots": 0, "metric": "acc", "definition": "x", "items_in_all": 1838}
-            for n in names
+            {"name": n, "kind": kind, "shots": 0, "metric": "acc", "definition": "x"}
+            | {"items_in_all": 1838}
+            for n, kind in zip(names, ("likelihood", "generation"), strict=True)
         ],
         "results": [
             {

@@ -22,9 +22,10 @@ def test_what_the_published_analysis_of_nano_shows():
     low, high = found["rope_content_ratio_interval"]
     assert 0 < low <= found["rope_content_ratio"] <= high
     for path_name in ("content", "rope"):
-        for kind in ("signs", "isotropic"):
+        for kind in make_analysis.KINDS:
             of = found["summary"]["interventions"][path_name][kind]
             assert (of["mean"] > 1) == (of["expected"] > 1)
+            assert of["agree"] == of["layers"] == len(found["layers"])
 
 
 def test_every_figure_is_shown_on_the_page():

@@ -134,6 +134,22 @@ def test_needles_and_tasks_share_a_file():
     ]
 
 
+def test_tasks_say_whether_answers_came_from_native_kernels():
+    def kinds(found):
+        return [
+            gathered(key, {"tasks.json": found})["parts"][0]["measured"]["kind"]
+            for key in ("tasks", "needles")
+        ]
+
+    scored, written = kinds(tasks())
+    assert scored.startswith("scored texts: simulated")
+    assert "answers" not in scored
+    assert written == "answers: decoded through the quantised cache in torch, no native kernel"
+    served = tasks()
+    served["settings"]["engine"] = "vllm"
+    assert set(kinds(served)) == {"answers: decoded by vLLM with native kernels over packed pages"}
+
+
 def test_serving_is_the_median_against_bf16():
     bare, packed = gathered("serving", {"serve.json": serve()})["rows"]
     assert bare["output_tok_s"] == 105.0
