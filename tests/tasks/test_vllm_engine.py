@@ -19,6 +19,10 @@ from quantmla.tasks.run import evaluate_tasks
 from quantmla.tasks.vllm_engine import vllm_arguments, vllm_model
 
 ANSWER = " 3 plus 2 is 5 #### 5"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 class Engine:
@@ -106,6 +110,11 @@ def test_the_engine_gets_what_it_is_told(engines, fused):
 def test_written_tasks_run_through_lm_evals_model(
     engines, fused, data, tmp_path, monkeypatch, tasks
 ):
+    template = TEMPLATE if "aime25" in tasks else None
+    for folder in (fused, tmp_path / "base"):
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text()) | ({"chat_template": template} if template else {})
+        path.write_text(json.dumps(config))
     monkeypatch.setattr(stage, "check_engine", lambda *_, **__: None)  # there is no GPU
     request = TaskRequest(
         evaluation=EvaluationRequest(model=str(fused), limit=2, device="cpu"),
@@ -124,6 +133,7 @@ def test_written_tasks_run_through_lm_evals_model(
     found = evaluate_tasks(request, progress=False)
     assert found["complete"]
     assert found["settings"]["engine"] == "vllm"
+    assert {t["name"] for t in found["tasks"] if t["chat"]} == ({"aime25"} if template else set())
     assert {(r["task"], r["variant"]) for r in found["results"]} == {
         (task, variant) for task in tasks for variant in ("bf16", "rtn")
     }
