@@ -4,7 +4,7 @@
 
 DIR holds nano-c4r4 and nano-c2r4 as `quantmla quantize nano --format ...` writes them (or as
 bench_quality.py leaves them). The result has the form of `quantmla eval --json`; needles are left
-out, so it takes a small part of bench_quality.py's time.
+out, so it takes a small part of bench_quality.py's time. Figures have eight significant digits.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import platform
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -21,6 +22,13 @@ from quantmla.recipe import EvaluationRequest
 
 ROOT = Path(__file__).parents[1]
 FORMATS = ("c4r4", "c2r4")
+DIGITS = 8
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """One line of JSON."""
+    short = json.loads(json.dumps(document), parse_float=lambda x: float(f"{float(x):.{DIGITS}g}"))
+    return json.dumps(short) + "\n"
 
 
 def main() -> None:
@@ -52,7 +60,7 @@ def main() -> None:
         "needles_of_each_kind": 0,
     }
     path = args.out or ROOT / f"benchmarks/results/context_nano_{date.today():%Y%m%d}.json"
-    path.write_text(json.dumps({"header": header, "rows": rows}, indent=1) + "\n")
+    path.write_text(as_text({"header": header, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 from bench_serve import environment
 
 from quantmla.quant.format import parse_format
+from quantmla.serve.settings import NOT_COMPILED
 
 YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 YARN |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -139,8 +140,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "eos_token_id": 1,
     },
 }
-# vllm 0.26.0 cannot compile its LongCat model, whatever the cache (zero experts)
-NOT_COMPILED = ("longcat_flash",)
 
 
 def config_of(family: str, name: str) -> dict[str, Any]:

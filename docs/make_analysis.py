@@ -1,7 +1,8 @@
 """Writes the tables of docs/analysis.md and its figures: `python docs/make_analysis.py`.
 
-All from the newest benchmarks/results/analysis_nano_<yyyymmdd>.json, which is what
-`quantmla analyze nano -o DIR` writes as DIR/analysis.json.
+Figures of nano from the newest benchmarks/results/analysis_nano_<yyyymmdd>.json, which is what
+`quantmla analyze nano -o DIR` writes as DIR/analysis.json; times of one layer on a GPU from the
+newest analysis_h200_<yyyymmdd>.json, by benchmarks/bench_analysis.py.
 """
 
 import json
@@ -20,6 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = Path(__file__).with_name("analysis.md")
 FIGURES = Path(__file__).with_name("figures")
 NAME = re.compile(r"analysis_nano_(\d{4})(\d{2})(\d{2})\.json")
+TIMES = re.compile(r"analysis_h200_(\d{4})(\d{2})(\d{2})\.json")
 PATHS = ("content", "rope")
 KINDS = {"signs": "random signs", "tokens": "rows on other tokens", "isotropic": "isotropic"}
 MODELS = {
@@ -30,9 +32,10 @@ MODELS = {
 Found = Mapping[str, Any]
 
 
-def newest(folder: Path = RESULTS) -> Path:
+def newest(pattern: re.Pattern[str] = NAME, folder: Path = RESULTS) -> Path:
     """The result file with the latest date in its name."""
-    return max((p for p in folder.glob("*.json") if NAME.fullmatch(p.name)), key=lambda p: p.name)
+    found = (path for path in folder.glob("*.json") if pattern.fullmatch(path.name))
+    return max(found, key=lambda path: path.name)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -181,6 +184,33 @@ def centring(found: Found) -> str:
     return f"{body}\n\n{words}"
 
 
+def nano_time(found: Found) -> str:
+    header = found["header"]
+    return (
+        f"On `nano` the studies of its {len(found['layers'])} layers took "
+        f"{header['layer_seconds']:.0f} s, {header['layer_cpu_seconds']:.0f} s of them processor "
+        f"time, with {header['cpu_threads']} thread(s) of a CPU ({header['machine']})."
+    )
+
+
+def layer_time(path: Path) -> str:
+    """Seconds of each study of one layer, and their sum."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    match = TIMES.fullmatch(path.name)
+    assert match is not None
+    rows, header = found["rows"], found["header"]
+    cells = [[row["study"], f"{row['seconds']:.3f}", f"{row['peak_gib']:.2f}"] for row in rows]
+    cells.append(["all", f"**{sum(row['seconds'] for row in rows):.1f}**", ""])
+    first, versions = rows[0], header["versions"]
+    words = (
+        f"One attention of {first['shape']}'s shape, preset `{first['preset']}`: "
+        f"{first['sequences']} sequences, {first['tokens']:,} tokens. {', '.join(header['gpus'])}, "
+        f"{'-'.join(match.groups())}, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}; from `benchmarks/results/{path.name}`, one run."
+    )
+    return f"{table(('study', 'seconds', 'peak GiB'), cells)}\n\n{words}"
+
+
 def response_figure(layers: Sequence[Found]) -> str:
     responses = {path: [layer["matched_error"][path] for layer in layers] for path in PATHS}
     every = [math.log10(value) for values in responses.values() for value in values]
@@ -253,6 +283,7 @@ PARTS = {
     "split": split,
     "bound": bound,
     "centring": centring,
+    "nano time": nano_time,
 }
 
 
@@ -263,6 +294,7 @@ def render(page: Path = PAGE) -> dict[Path, str]:
     text = replace_part(page, "source", source(path, found))
     for name, make in PARTS.items():
         text = replace_in(text, name, make(found))
+    text = replace_in(text, "layer time", layer_time(newest(TIMES)))
     drawn = {FIGURES / f"analysis_{name}.svg": svg for name, svg in figures(found).items()}
     return {page: text} | drawn
 

@@ -110,11 +110,12 @@ def tasks():
     return {
         **{"schema": "quantmla-tasks", "version": 1, "complete": False, "header": HEADER},
         "model": {"id": "nano", "base": "nano", "base_sha256": SHA},
-        "settings": {"limit": 16, "seed": 0, "device": "cpu"},
+        "settings": {"limit": 16, "seed": 0, "device": "cpu", "engine": "transformers"},
         "variants": variants,
         "tasks": [
-            {"name": n, "shots": 0, "metric": "acc", "definition": "x", "items_in_all": 1838}
-            for n in names
+            {"name": n, "kind": kind, "shots": 0, "metric": "acc", "definition": "x"}
+            | {"items_in_all": 1838}
+            for n, kind in zip(names, ("likelihood", "generation"), strict=True)
         ],
         "results": [
             {
@@ -233,6 +234,12 @@ def calibration():
     return {"header": HEADER, "rows": [row | {"seconds": 12.47, "peak_gib": 3.16}]}
 
 
+def study_times():
+    row = {"shape": "DeepSeek-V2-Lite", "preset": "paper", "study": "gain", "sequences": 48}
+    row |= {"tokens": 24576, "seconds": 0.924, "peak_gib": 1.54}
+    return {"header": HEADER, "rows": [row, row | {"study": "move", "seconds": 0.03}]}
+
+
 def decode():
     row = {"backend": "triton", "format": "c4r4", "heads": 16, "query_len": 1, "context": 32768}
     row |= {"batch": 32, "us": 467.94, "baseline": "fa3_mla", "baseline_us": 294.96, "ratio": 0.63}
@@ -275,6 +282,7 @@ def files_of(scale=1.0):
         "analysis.json": analysis(),
         "bit_plan.json": bit_plan(),
         "calibration.json": calibration(),
+        "study_times.json": study_times(),
         "decode.json": decode(),
         "append.json": append(),
         "native.json": native(),

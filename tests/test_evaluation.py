@@ -113,10 +113,16 @@ def test_a_fused_folder_is_measured_as_its_simulation_is(
     transforms = transforms_from_file(fused / FILE_NAME)
     monkeypatch.setattr(evaluation, "fit", lambda *args: transforms)
     monkeypatch.setattr(evaluation, "published", lambda fmt: fmt)
-    _, simulated, stored = run(fused, methods=("paper",))
+    _, simulated, stored = run(fused, methods=("smoothquant",))  # any name: it is not fitted
     # rows differ by float32 rounding, which turns single bf16 values and codes
     assert stored["kl_mean"] == pytest.approx(simulated["kl_mean"], rel=0.05)
     assert stored["perplexity"] == pytest.approx(simulated["perplexity"], rel=1e-3)
+
+
+def test_no_two_rows_have_one_name(fused: Path, run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluation, "fit", lambda *args: {})
+    rows = run(fused)  # of `paper`, which is a baseline too
+    assert [row["method"] for row in rows] == ["bf16", "rtn", "smoothquant", "quarot", "paper"]
 
 
 def test_recall_is_a_share_of_needles(fused: Path, run):
@@ -199,6 +205,10 @@ def test_what_cannot_be_compared_is_refused(fused: Path, tiny_model: Tiny, tmp_p
         run(base, baseline=str(fused))
     with pytest.raises(UsageError, match="unknown method 'awq'"):
         run(fused, methods=("awq",))
+    with pytest.raises(UsageError, match="--methods names paper, which the folder itself is of"):
+        run(fused, methods=("rtn", "paper"))
+    with pytest.raises(UsageError, match="--methods names rtn twice"):
+        run(fused, methods=("rtn", "quarot", "rtn"))
     with pytest.raises(UsageError, match="device 'cuda:99'"):
         run(fused, device="cuda:99")
     with pytest.raises(UsageError, match="unknown cache format 'c5r4'"):
@@ -271,8 +281,9 @@ def test_a_mixed_folder_is_measured_in_its_own_formats_and_so_are_the_others(
     )
     argv = ["quantize", str(tiny_model("deepseek_v3")), "-o", str(out), "--quiet"]
     assert main([*argv, "--recipe", str(recipe), "--text", str(short_text)]) == 0
-    rows = run(out, methods=("rtn",), unprotected=True)
-    four, two = (run(out, methods=("rtn",), format=f, unprotected=True) for f in ("c4r4", "c2r4"))
+    asked = {"methods": ("quarot",), "unprotected": True}
+    rows = run(out, **asked)
+    four, two = (run(out, format=name, **asked) for name in ("c4r4", "c2r4"))
     for at in (1, 2):
         assert rows[at]["format"] == "mixed"
         assert (rows[at]["sinks"], rows[at]["recent"]) == (0, None)

@@ -12,6 +12,7 @@ from quantmla.workdir import (
     check_workdir,
     empty_workdir,
     mark_workdir,
+    remove_workdir,
     write_whole,
 )
 
@@ -50,3 +51,16 @@ def test_files_replace_what_was_there_whole(tmp_path: Path):
     write_whole(tmp_path / "a.json", json.dumps([2]).encode())
     assert json.loads((tmp_path / "a.json").read_text()) == [2]
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_work_folder_inside_another_goes_with_it(tmp_path: Path):
+    outer, inner = tmp_path / "work", tmp_path / "work" / "fit.work"
+    for folder in (outer, inner):
+        mark_workdir(folder, RUN)
+        write_whole(folder / "layer_0000.json", b"{}")
+    (outer / "killed.work").mkdir()  # its mark went, and then the run was killed
+    empty_workdir(outer)
+    assert list(outer.iterdir()) == []
+    remove_workdir(outer)
+    remove_workdir(outer)
+    assert not outer.exists()

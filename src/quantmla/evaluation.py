@@ -71,8 +71,7 @@ def evaluate(
     device = resolve_device(request.device)
     fmt = format_asked(request, subject)
     methods = request.methods or default_methods(subject)
-    for name in methods:
-        load_method(name)
+    check_methods(methods, subject)
     text = default_text() if request.text is None else read_text(request.text)
     settings = _settings(request, subject, needles)
     tokenizer = load_tokenizer(subject.base.path)
@@ -80,9 +79,8 @@ def evaluate(
     base = loaded_model(subject.base.path, device)
     variants = [fitted_variant(subject, name, fmt, device, progress) for name in methods]
     if subject.fused is not None:
-        own = subject.fused.config[CONFIG_KEY]["method"]
         model = loaded_model(subject.fused.path, device)
-        variants.append(Variant(name=own, model=model, fmt=fmt))
+        variants.append(Variant(name=str(own_method(subject)), model=model, fmt=fmt))
     with bars(progress) as report:
         rows = compare(base, tokenizer, variants, text, settings, report)
     return [asdict(row) for row in rows]
@@ -138,8 +136,30 @@ def format_asked(request: EvaluationRequest, subject: Subject) -> ModelFormat:
     return each_layer(fmt, lambda one: replace(one, **changes))
 
 
+def own_method(subject: Subject) -> str | None:
+    """The method that the fused folder was made by, which is the name of its row."""
+    return None if subject.fused is None else str(subject.fused.config[CONFIG_KEY]["method"])
+
+
 def default_methods(subject: Subject) -> tuple[str, ...]:
-    return BASELINES if subject.fused is not None else (*BASELINES, "quantmla")
+    """The baselines, less one that the folder itself is of."""
+    if subject.fused is None:
+        return (*BASELINES, "quantmla")
+    return tuple(name for name in BASELINES if name != own_method(subject))
+
+
+def check_methods(methods: Sequence[str], subject: Subject) -> None:
+    """Refuses unknown methods, and two rows of one name."""
+    for name in methods:
+        load_method(name)
+    twice = next((name for name in methods if methods.count(name) > 1), None)
+    require(twice is None, f"--methods names {twice} twice", UsageError)
+    own = own_method(subject)
+    require(
+        own not in methods,
+        f"--methods names {own}, which the folder itself is of: leave it out",
+        UsageError,
+    )
 
 
 def fitted_variant(

@@ -86,4 +86,14 @@ def empty_workdir(workdir: Path) -> None:
         return
     # The mark goes last: until then a killed removal is still known as ours.
     for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):
-        path.unlink()
+        if path.is_dir():
+            remove_workdir(path)
+        else:
+            path.unlink()
+
+
+def remove_workdir(workdir: Path) -> None:
+    """The same, and the folder itself; one inside another run's folder goes with it."""
+    empty_workdir(workdir)
+    if workdir.is_dir():
+        workdir.rmdir()

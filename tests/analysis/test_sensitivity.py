@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quantmla import learn
 from quantmla.analysis import sensitivity
 from quantmla.analysis.protocol import Protocol
 from quantmla.analysis.sensitivity import composed, measure, one_path, planned_format
@@ -77,6 +79,30 @@ def test_costs_and_plan_and_what_is_kept(subject, monkeypatch):
 
     monkeypatch.setattr(sensitivity, "learn_checkpoint", unreachable)
     assert measure(subject, SHORT) == found
+
+
+def test_a_stopped_fit_goes_on_after_its_last_layer(subject, monkeypatch):
+    fit_site, fitted = learn._fit_site, []
+
+    def stopping(source, adapter, site, *rest):
+        fitted.append(site.cache_index)
+        if len(fitted) == 4:  # the second layer of the second width
+            raise KeyboardInterrupt
+        return fit_site(source, adapter, site, *rest)
+
+    monkeypatch.setattr(learn, "_fit_site", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        measure(subject, SHORT)
+    assert fitted == [0, 1, 0, 1]
+    found = measure(subject, SHORT)
+    assert fitted[4:] == [1, 0, 1]  # the rest of the second width, and the third
+    left = {path.name for path in subject.workdir.iterdir()}
+    assert left == {f"sensitivity_{n}.safetensors" for n in ("c2r2", "c3r3", "c4r4")} | {
+        f"sensitivity_{i:04d}.json" for i in (0, 1)
+    }
+    whole = subject.workdir / "whole"
+    whole.mkdir()
+    assert measure(replace(subject, workdir=whole), SHORT) == found
 
 
 def test_a_cell_quantises_one_path_of_one_layer():

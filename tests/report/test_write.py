@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from report_samples import evaluated, write_run
@@ -18,6 +19,19 @@ def test_the_page_is_written_from_the_saved_numbers(tmp_path, capsys):
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"run", "report.html", "report.json", "summary.md", "model_card.md"}
     assert "report.html" in capsys.readouterr().out
+
+
+def test_reports_in_one_folder_leave_one_another_alone(tmp_path):
+    runs = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    kept = {}
+    for run, page_name in zip((*runs, runs[0]), ("report", "a", "b"), strict=True):
+        found = write_report([run], str(tmp_path / f"{page_name}.html"), overwrite=False)
+        assert not set(found["written"]) & set(kept)
+        kept |= {path: Path(path).read_text() for path in found["written"]}
+    assert kept == {path: Path(path).read_text() for path in kept}
+    names = {Path(path).name for path in kept}
+    assert {"summary.md", "a_summary.md", "b_summary.md", "a_model_card.md", "a.json"} <= names
+    assert len(names) == 3 * 4
 
 
 def test_several_runs_have_no_card(tmp_path):

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from quantmla.arch.families import FAMILIES
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.quant.format import parse_format
+from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
 from quantmla.serving import command as serving
 from quantmla.serving.command import check_machine, serve_command
 
@@ -131,6 +133,46 @@ def test_a_tied_head_is_refused_before_vllm_fails_to_load_it(folder):
         serve_command(out, [])
     path.write_text(json.dumps(config | {"tie_word_embeddings": False}))
     assert serve_command(out, [])[:3] == ["vllm", "serve", out]
+
+
+def of_family(folder, model_type, **more):
+    out = folder()
+    path = Path(out) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type} | more))
+    return out
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {*SERVED_FAMILIES}))
+def test_families_that_the_plugin_does_not_serve_are_refused(folder, capsys, family):
+    out = of_family(folder, family)
+    assert main(["serve", "--print", out]) == 3
+    said = capsys.readouterr().err
+    assert f"is a {family}, and the plugin serves deepseek_v2, deepseek_v3, kimi_k2" in said
+    assert said.count("\n") == 1
+
+
+def test_families_without_a_packed_cache_are_refused_with_their_reason(folder):
+    with pytest.raises(UnsupportedModel, match="deepseek_v32 is not supported: its sparse"):
+        serve_command(of_family(folder, "deepseek_v32"), [])
+    with pytest.raises(UnsupportedModel, match="llama has no latent attention"):
+        serve_command(of_family(folder, "llama"), [])
+
+
+@pytest.mark.parametrize("family", SERVED_FAMILIES)
+def test_families_of_the_plugin_are_served(folder, family):
+    out = of_family(folder, family)
+    assert serve_command(out, ["--enforce-eager"])[-1] == "--enforce-eager"
+    if family in NOT_COMPILED:
+        with pytest.raises(UsageError, match=f"cannot compile a {family}.* add --enforce-eager"):
+            serve_command(out, [])
+    else:
+        assert serve_command(out, [])[:3] == ["vllm", "serve", out]
+
+
+def test_the_family_inside_a_wrapper_counts(folder):
+    inner = {"model_type": "mistral4", "kv_lora_rank": 512}
+    with pytest.raises(UnsupportedModel, match="is a mistral4"):
+        serve_command(of_family(folder, "mistral3", text_config=inner), [])
 
 
 def machine(monkeypatch, vllm="0.26.0", capabilities=("9.0",)):

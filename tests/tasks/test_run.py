@@ -155,6 +155,13 @@ def test_a_folder_that_is_taken_is_found_before_models_are_loaded(request_for, m
         evaluate_tasks(request, progress=False)
 
 
+def test_methods_whose_names_would_clash(request_for):
+    with pytest.raises(UsageError, match="--methods names rtn twice"):
+        evaluate_tasks(request_for("piqa", methods=("rtn", "rtn")), progress=False)
+    with pytest.raises(UsageError, match="unknown method 'nope'"):
+        evaluate_tasks(request_for("piqa", methods=("nope",)), progress=False)
+
+
 def test_a_task_without_data(request_for, tmp_path):
     with pytest.raises(UsageError, match=r"no data for task piqa in .* needs piqa\.jsonl or llm"):
         evaluate_tasks(request_for("piqa", data=str(tmp_path)), progress=False)

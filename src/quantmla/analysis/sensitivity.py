@@ -8,7 +8,6 @@ learned from.
 """
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +42,7 @@ from quantmla.recipe import recipe_from
 from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
 from quantmla.verify import load_model
-from quantmla.workdir import write_whole
+from quantmla.workdir import remove_workdir, write_whole
 
 WIDTHS = (2, 3, 4, 8)
 LEARNED = (2, 3, 4)  # wider ones take the transform of the widest of these
@@ -128,16 +127,18 @@ def _fit(model: ModelSubject, tokens: CalibrationTokens, bits: int) -> dict[int,
         )
         chosen = CalibrationTokens(tokens.train_BS, tokens.held_out_BS[:HELD_OUT_WINDOWS])
         stage = f"transforms for {bits} bits"
-        with tempfile.TemporaryDirectory() as work:
-            learned = learn_checkpoint(
-                model.source,
-                model.adapter,
-                chosen,
-                settings,
-                Path(work) / "fit",
-                on_progress=lambda _, done, total: model.report(stage, done, total),
-            )
+        work = path.with_suffix(".work")  # a killed fit goes on after its last finished layer
+        learned = learn_checkpoint(
+            model.source,
+            model.adapter,
+            chosen,
+            settings,
+            work,
+            resume=True,
+            on_progress=lambda _, done, total: model.report(stage, done, total),
+        )
         write_whole(path, transforms_to_bytes(learned.transforms))
+        remove_workdir(work)
     sites = model.adapter.sites(model.source.config, model.source.names)
     indices = {site.prefix: site.cache_index for site in sites}
     return {indices[prefix]: t for prefix, t in transforms_from_file(path).items()}

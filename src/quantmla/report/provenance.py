@@ -1,13 +1,15 @@
 """How a figure came about: of how much, by what, on which machine, with which versions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quantmla.report.collect import Record
 from quantmla.report.markup import Markup, el
 
 SIMULATED = "simulated: every position as if decoded through the quantised cache, teacher-forced"
-CACHED = "decoded through the quantised cache"
+SCORED = "scored texts: simulated as if decoded through the quantised cache, teacher-forced"
+WRITTEN = "answers: decoded through the quantised cache in torch, no native kernel"
+SERVED = "answers: decoded by vLLM with native kernels over packed pages"
 NATIVE = "native kernels over packed pages"
 LEARNED = "fake-quantised on held-out calibration text, each path alone, nothing in bf16"
 COMPUTED = "computed from the page layout"
@@ -26,6 +28,15 @@ def measured(record: Record, kind: str, **facts: Any) -> dict[str, Any]:
         "versions": versions(header),
         **{name: value for name, value in facts.items() if value is not None},
     }
+
+
+def answered(settings: Mapping[str, Any], tasks: Iterable[Mapping[str, Any]]) -> str:
+    """What `kind` is for tasks: it depends on the engine, and on whether answers are written."""
+    if settings.get("engine") == "vllm":
+        return SERVED
+    kinds = {task.get("kind") for task in tasks}
+    parts = (("likelihood", SCORED), ("generation", WRITTEN))
+    return "; ".join(words for kind, words in parts if kind in kinds or None in kinds)
 
 
 def machine(header: Mapping[str, Any]) -> str | None:

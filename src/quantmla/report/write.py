@@ -13,6 +13,7 @@ from quantmla.report.summary import model_card, summary
 from quantmla.workdir import write_whole
 
 SUMMARY, CARD = "summary.md", "model_card.md"
+USUAL = "report"  # a page of that name leaves the others theirs
 
 
 def write_report(runs: Sequence[str], output: str, *, overwrite: bool) -> Mapping[str, Any]:
@@ -49,9 +50,11 @@ def _paths(output: Path, overwrite: bool, *, with_card: bool) -> dict[str, Path]
         UsageError,
     )
     require(output.parent.is_dir(), f"the folder of {output} does not exist", UsageError)
-    names = {"page": output.name, "numbers": f"{output.stem}.json", "summary": SUMMARY}
+    # the page's own name in all others: a folder may hold several reports
+    prefix = "" if output.stem == USUAL else f"{output.stem}_"
+    names = {"page": output.name, "numbers": f"{output.stem}.json", "summary": prefix + SUMMARY}
     if with_card:
-        names["card"] = CARD
+        names["card"] = prefix + CARD
     paths = {key: output.parent / name for key, name in names.items()}
     taken = [path for path in paths.values() if path.exists()]
     require(

@@ -9,6 +9,9 @@ from quantmla.quant.mixed import ModelFormat, format_from_json
 
 CONFIG_KEY = "quantmla_config"
 CONFIG_VERSION = 1
+# model types of vLLM's latent attentions that the plugin was written for
+SERVED_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "longcat_flash")
+NOT_COMPILED = ("longcat_flash",)  # by vllm 0.26.0, whatever the cache: its zero experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantmla.arch import adapter_for
 from quantmla.checkpoint.locate import read_config
 from quantmla.doctor import gpus, versions
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.manifest import read_manifest
 from quantmla.quant.mixed import format_from_json, uniform_format
+from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
 
 VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
@@ -44,13 +46,19 @@ REFUSED: dict[str, str] = {
 DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
 
-def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
-    """The `vllm serve` command for a quantised checkpoint.
+def check_checkpoint(model: str) -> str:
+    """The family of a quantised checkpoint that the plugin can serve.
 
-    UsageError where `model` is not one, or where an argument cannot hold with its cache.
+    UsageError where `model` is not quantised, UnsupportedModel where it cannot be served.
     """
     config = read_config(model)
     manifest = read_manifest(config, model)
+    family = adapter_for(config).model_type
+    require(
+        family in SERVED_FAMILIES,
+        f"{model} is a {family}, and the plugin serves {', '.join(SERVED_FAMILIES)}",
+        UnsupportedModel,
+    )
     require(
         not manifest.get("ignored_layers"),
         f"{model} keeps layers {manifest.get('ignored_layers')} in bf16, which the plugin does not "
@@ -76,14 +84,28 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
         "that, with or without quantmla",
         UnsupportedModel,
     )
+    return family
+
+
+def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
+    """The `vllm serve` command for a quantised checkpoint.
+
+    Raises as `check_checkpoint`; UsageError where an argument cannot hold with its cache.
+    """
+    family = check_checkpoint(model)
     _check(arguments)
     given = {name for name, _ in _flags(arguments)}
+    require(
+        family not in NOT_COMPILED or "--enforce-eager" in given,
+        f"vllm {VLLM_RELEASE} cannot compile a {family}, whatever its cache: add --enforce-eager",
+        UsageError,
+    )
     backend = [] if BACKEND[0] in given else BACKEND
     return ["vllm", "serve", model, *backend, *arguments]
 
 
-def check_machine() -> str:
-    """Path of the vllm program; UsageError where it or the GPU is missing or another one."""
+def check_machine() -> None:
+    """UsageError where vLLM or the GPU is missing or another one."""
     found = versions()["vllm"]
     require(
         found is not None and found.startswith(f"{VLLM_RELEASE}."),
@@ -98,6 +120,10 @@ def check_machine() -> str:
         f"{', '.join(capabilities) or 'none'}",
         UsageError,
     )
+
+
+def vllm_program() -> str:
+    """Its path, beside this Python or on the PATH; UsageError where there is none."""
     beside = Path(sys.executable).with_name("vllm")
     program = str(beside) if beside.is_file() else shutil.which("vllm")
     require(program is not None, "the vllm program is not on the PATH", UsageError)
@@ -111,10 +137,13 @@ def serve(model: str, arguments: Sequence[str], *, only_print: bool) -> None:
     vLLM and the GPU are not looked at for printing.
     """
     command = serve_command(model, arguments)
-    program = None if only_print else check_machine()
+    if only_print:
+        print(shlex.join(command), flush=True)
+        return
+    check_machine()
+    program = vllm_program()
     print(shlex.join(command), flush=True)
-    if program is not None:
-        os.execv(program, command)
+    os.execv(program, command)
 
 
 def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantmla.errors import UsageError, require
-from quantmla.evaluation import Subject
-from quantmla.manifest import CONFIG_KEY
-from quantmla.method import load_method
 from quantmla.recipe import TaskRequest
+from quantmla.serving.command import check_checkpoint, check_machine
 from quantmla.tasks.build import find_source
 from quantmla.tasks.registry import Asked
 
@@ -36,7 +34,7 @@ def check_tasks(asked: Sequence[Asked], request: TaskRequest, longest: int) -> N
 
 
 def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -> None:
-    """What vLLM cannot evaluate."""
+    """What vLLM cannot evaluate, and where it cannot run."""
     if request.engine != "vllm":
         return
     require(
@@ -61,15 +59,10 @@ def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -
         f"{', '.join(scored)}: leave --engine out for these tasks",
         UsageError,
     )
-
-
-def check_methods(methods: Sequence[str], subject: Subject) -> None:
-    """Unknown methods, and one that would share its name with the fused folder."""
-    for name in methods:
-        load_method(name)
-    own = None if subject.fused is None else subject.fused.config[CONFIG_KEY]["method"]
     require(
-        own not in methods,
-        f"--methods names {own}, which the folder itself is of: leave it out",
+        given.device == "auto",
+        f"--engine vllm takes the first GPU that it sees: drop --device {given.device}",
         UsageError,
     )
+    check_checkpoint(given.model)
+    check_machine()

@@ -19,22 +19,24 @@ from quantmla.evaluate.compare import BASELINE
 from quantmla.evaluate.variant import Variant, require_equal_protection
 from quantmla.evaluation import (
     Subject,
+    check_methods,
     fitted_variant,
     format_asked,
     loaded_model,
     open_subject,
+    own_method,
     positions,
     published,
 )
 from quantmla.lock import sole_user
-from quantmla.manifest import CONFIG_KEY
 from quantmla.method import load_method
 from quantmla.progress import Report, bars, say
 from quantmla.quant.layout import bf16_row_bytes, layout_for
 from quantmla.quant.mixed import describe, each_layer
 from quantmla.recipe import TaskRequest
+from quantmla.serve.settings import NOT_COMPILED
 from quantmla.tasks.build import Built, build_task
-from quantmla.tasks.checks import check_engine, check_methods, check_tasks
+from quantmla.tasks.checks import check_engine, check_tasks
 from quantmla.tasks.registry import Asked, asked_tasks
 from quantmla.tasks.results import (
     FILE,
@@ -116,7 +118,7 @@ def _planned(request: TaskRequest, subject: Subject) -> list[Variant]:
         used = each_layer(fmt, published) if load_method(name).PUBLISHED_FORMAT else fmt
         variants.append(Variant(name=name, fmt=used))
     if subject.fused is not None:
-        variants.append(Variant(name=subject.fused.config[CONFIG_KEY]["method"], fmt=fmt))
+        variants.append(Variant(name=str(own_method(subject)), fmt=fmt))
     require_equal_protection(variants)
     return variants
 
@@ -147,6 +149,7 @@ def _engines(
                 arguments = vllm_arguments(
                     source.path,
                     packed=variant.fmt is not None,
+                    compiled=subject.adapter.model_type not in NOT_COMPILED,
                     positions=positions(subject),
                     engines=len(variants),
                 )

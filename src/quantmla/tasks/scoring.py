@@ -7,6 +7,7 @@ from quantmla.tasks.build import Built, quiet, silent
 from quantmla.tasks.registry import TaskSpec
 
 FEWSHOT_SEED = 1234  # lm-eval's default
+GREEDY = {"do_sample": False, "temperature": 0.0}  # where a task is silent, vLLM would sample
 Item = dict[str, Any]
 
 
@@ -51,7 +52,7 @@ def score_items(built: Built, lm: Any, tokenizer: Any, amount: Amount) -> list[I
     if most is not None:
         for request in requests:
             prompt, options = request.arguments
-            request.arguments = (prompt, {**options, "max_gen_toks": most})
+            request.arguments = (prompt, {**options, **GREEDY, "max_gen_toks": most})
     with quiet():
         answers = getattr(lm, requests[0].request_type)(requests)
     for request, answer in zip(requests, answers, strict=True):

@@ -2,6 +2,7 @@
 
 import pytest
 from report_samples import (
+    calibration,
     checkpoint,
     decode,
     eval_row,
@@ -10,6 +11,7 @@ from report_samples import (
     log,
     run_record,
     serve,
+    study_times,
     tasks,
 )
 
@@ -110,6 +112,18 @@ def test_r37_the_peak_memory_and_its_machine_are_in_the_report():
     assert part["measured"]["file"] == "out/quantmla_log.json"
 
 
+def test_times_of_learning_and_of_studies_are_told_apart():
+    times = {"a_calibration.json": calibration(), "b_studies.json": study_times()}
+    both = gathered("cost", times)
+    assert [row["method"] for row in both["shapes"]["rows"]] == ["quantmla"]
+    assert [row["study"] for row in both["studies"]["rows"]] == ["gain", "move"]
+    shown = str(section("cost").render(both))
+    assert "12.5" in shown
+    assert "0.92" in shown
+    alone = gathered("cost", {"b_studies.json": study_times()})
+    assert (alone["shapes"], alone["studies"]) == (None, both["studies"])
+
+
 def test_needles_and_tasks_share_a_file():
     (part,) = gathered("tasks", {"tasks.json": tasks()})["parts"]
     assert {row["task"] for row in part["results"]} == {"piqa"}
@@ -118,6 +132,22 @@ def test_needles_and_tasks_share_a_file():
         ("single_1", 1024, 1.0),
         ("single_1", 1024, 0.75),
     ]
+
+
+def test_tasks_say_whether_answers_came_from_native_kernels():
+    def kinds(found):
+        return [
+            gathered(key, {"tasks.json": found})["parts"][0]["measured"]["kind"]
+            for key in ("tasks", "needles")
+        ]
+
+    scored, written = kinds(tasks())
+    assert scored.startswith("scored texts: simulated")
+    assert "answers" not in scored
+    assert written == "answers: decoded through the quantised cache in torch, no native kernel"
+    served = tasks()
+    served["settings"]["engine"] = "vllm"
+    assert set(kinds(served)) == {"answers: decoded by vLLM with native kernels over packed pages"}
 
 
 def test_serving_is_the_median_against_bf16():

@@ -1,5 +1,6 @@
 """Every refusal is one sentence that names the flag, before anything is allocated."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from quantmla.errors import UnsupportedModel, UsageError
 from quantmla.quant.format import parse_format
+from quantmla.serve.settings import SERVED_FAMILIES
 
 
 @pytest.fixture
@@ -85,6 +87,26 @@ def test_r40_what_cannot_be_combined_is_refused_by_name(start, part, name, value
         served_layout(config)
     assert flag in str(caught.value)
     assert str(caught.value).count("\n") == 0
+
+
+def test_a_family_that_was_not_tried_is_refused(start):
+    from quantmla.serve.vllm.support import why_not
+
+    config = start()
+    config.model_config.hf_text_config.model_type = "axk1"
+    assert "model_type 'axk1' in config.json is none of deepseek_v2, deepseek_v3" in why_not(config)
+
+
+@pytest.mark.parametrize("family", SERVED_FAMILIES)
+def test_vllm_knows_the_served_families_by_the_names_that_are_checked(cpu_vllm, tmp_path, family):
+
+    import serve_families
+    from vllm.config import ModelConfig
+
+    (tmp_path / "config.json").write_text(json.dumps(serve_families.config_of(family, "c4r4")))
+    model = ModelConfig(model=str(tmp_path), tokenizer=str(tmp_path), skip_tokenizer_init=True)
+    assert model.hf_text_config.model_type in SERVED_FAMILIES
+    assert model.use_mla
 
 
 def test_a_cache_update_inside_a_piecewise_graph_is_refused(start):

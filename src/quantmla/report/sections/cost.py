@@ -1,4 +1,4 @@
-"""What learning took: seconds and memory by layer, and at the sizes of larger models."""
+"""What learning and studies took: time and memory by layer, and at the sizes of larger models."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,29 +12,34 @@ from quantmla.report.sections import Data, Headline
 
 TITLE = "Cost of calibration"
 COMMAND = "quantmla quantize MODEL -o OUT"
-READS = ("log", "checkpoint", "quantize", "calibration")
+READS = ("log", "checkpoint", "quantize", "calibration", "study_times")
 TIMED = "learning and error measurement of one layer, wall time"
 
 
 def gather(run: RunFiles) -> Data | None:
     parts = []
-    for found in learned_layers(run):
-        layers = [{"layer": short(x["prefix"]), "seconds": x["seconds"]} for x in found.layers]
+    for learned in learned_layers(run):
+        layers = [{"layer": short(x["prefix"]), "seconds": x["seconds"]} for x in learned.layers]
         parts.append(
             {
-                "name": found.name,
+                "name": learned.name,
                 "layers": layers,
-                "seconds": sum(x["seconds"] for x in found.layers),
-                "peak_gib": max(x["peak_bytes"] for x in found.layers) / 2**30,
-                "measured": found.measured(TIMED),
+                "seconds": sum(x["seconds"] for x in learned.layers),
+                "peak_gib": max(x["peak_bytes"] for x in learned.layers) / 2**30,
+                "measured": learned.measured(TIMED),
             }
         )
-    record = run.newest("calibration")
-    shapes = None
-    if record is not None:
-        rows = [dict(row) for row in record.data["rows"]]
-        shapes = {"rows": rows, "measured": measured(record, f"{TIMED}, random activations")}
-    return {"parts": parts, "shapes": shapes} if parts or shapes else None
+    shapes = _rows(run, "calibration", f"{TIMED}, random activations")
+    studies = _rows(run, "study_times", "each study of one layer, wall time, random activations")
+    found = {"parts": parts, "shapes": shapes, "studies": studies}
+    return found if any(found.values()) else None
+
+
+def _rows(run: RunFiles, kind: str, words: str) -> Data | None:
+    record = run.newest(kind)
+    if record is None:
+        return None
+    return {"rows": [dict(row) for row in record.data["rows"]], "measured": measured(record, words)}
 
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
@@ -64,20 +69,25 @@ def render(data: Mapping[str, Any]) -> Markup:
         head = ("cache", "layers", "seconds, all layers", "peak memory, GiB")
         parts += [table(head, body, caption="Learning"), figures(*map(_drawing, data["parts"]))]
     if data["shapes"]:
-        body = [
-            [
-                row["shape"],
-                row["method"],
-                number(row["tokens"], ",d"),
-                number(row["seconds"], ".1f"),
-                number(row["peak_gib"], ".2f"),
-            ]
-            for row in data["shapes"]["rows"]
-        ]
-        names = ("shape of one layer", "method", "tokens", "seconds", "peak memory, GiB")
-        parts += [table(names, body, caption="One layer of larger models")]
-        parts.append(how(data["shapes"]["measured"]))
+        parts += _table(data["shapes"], "method", ".1f", "Learning one layer of larger models")
+    if data["studies"]:
+        parts += _table(data["studies"], "study", ".2f", "Studying one layer (analyze)")
     return join(parts)
+
+
+def _table(found: Mapping[str, Any], what: str, seconds: str, caption: str) -> list[Markup]:
+    body = [
+        [
+            row["shape"],
+            row[what],
+            number(row["tokens"], ",d"),
+            number(row["seconds"], seconds),
+            number(row["peak_gib"], ".2f"),
+        ]
+        for row in found["rows"]
+    ]
+    names = ("shape of one layer", what, "tokens", "seconds", "peak memory, GiB")
+    return [table(names, body, caption=caption), how(found["measured"])]
 
 
 def _drawing(part: Mapping[str, Any]) -> Markup:

@@ -6,7 +6,7 @@ from typing import Any
 from quantmla.report.charts import Cell, heat
 from quantmla.report.collect import Record, RunFiles
 from quantmla.report.markup import Markup, figure, figures, join, number, numbers, plain, table
-from quantmla.report.provenance import CACHED, how, measured
+from quantmla.report.provenance import answered, how, measured
 from quantmla.report.sections import Data
 from quantmla.report.sections.tasks import NEEDLES, headlines
 
@@ -33,7 +33,9 @@ def _gather(record: Record) -> Data:
         for row in record.data["results"]
         if row["task"].startswith(NEEDLES)
     ]
-    return {"results": rows, "measured": measured(record, CACHED, repeats=1)}
+    needles = (t for t in record.data["tasks"] if t["name"].startswith(NEEDLES))
+    kind = answered(record.data["settings"], needles)
+    return {"results": rows, "measured": measured(record, kind, repeats=1)}
 
 
 def render(data: Mapping[str, Any]) -> Markup:

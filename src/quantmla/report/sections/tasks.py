@@ -6,7 +6,7 @@ from typing import Any
 from quantmla.report.charts import Axis, Dot, dots, legend
 from quantmla.report.collect import Record, RunFiles
 from quantmla.report.markup import Markup, el, figure, figures, join, number, numbers, plain, table
-from quantmla.report.provenance import CACHED, how, measured
+from quantmla.report.provenance import answered, how, measured
 from quantmla.report.sections import Data, Headline
 from quantmla.report.sections.quality import colour
 from quantmla.report.svg import MARKS
@@ -44,7 +44,7 @@ def _gather(record: Record) -> Data:
         "results": _only(data["results"], SCORE, tasks),
         "comparisons": _only(data.get("comparisons", ()), PAIR, tasks),
         "averages": list(data.get("averages", ())),
-        "measured": measured(record, CACHED, **facts),
+        "measured": measured(record, answered(settings, tasks.values()), **facts),
     }
 
 

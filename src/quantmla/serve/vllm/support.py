@@ -7,7 +7,7 @@ import torch
 
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.mixed import describe, uniform_format
-from quantmla.serve.settings import CONFIG_KEY, cache_settings
+from quantmla.serve.settings import CONFIG_KEY, SERVED_FAMILIES, cache_settings
 from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
 from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
 
@@ -123,6 +123,10 @@ REFUSALS = (
         lambda c: c.model_config.is_hybrid,
         "the model has layers with a recurrent state beside latent attention, which is not "
         "supported",
+    ),
+    Refusal(
+        lambda c: _other_than(SERVED_FAMILIES, c.model_config.hf_text_config.model_type),
+        f"model_type {{!r}} in config.json is none of {', '.join(SERVED_FAMILIES)}",
     ),
 )
 
