@@ -132,8 +132,9 @@ class Group:
     def cache_bytes(self) -> int:
         """Enough for every job, and 5 % more where there is to be plenty."""
         row = BF16_ROW * self.layers
-        plenty = max(job.requests * (job.longest + 128) * row * 21 // 20 for job in self.jobs)
-        return max(plenty, *(job.pool_bytes(self.layers) or 0 for job in self.jobs)) + 2**28
+        plenty = (job.requests * (job.longest + 128) * row * 21 // 20 for job in self.jobs)
+        sizes = (job.pool_bytes(self.layers) for job in self.jobs)
+        return max(size or most for size, most in zip(sizes, plenty, strict=True)) + 2**28
 
 
 GROUPS = (
@@ -163,6 +164,11 @@ def smaller(job: Job, factor: int) -> Job:
     )
 
 
-def warm_up(job: Job) -> Job:
-    """As many requests at once, and a prompt of two chunks: what is compiled on first use."""
-    return replace(job, prompt=min(job.prompt, 9000 // job.requests + 64), output=4, turns=1)
+def warm_ups(group: Group) -> list[Job]:
+    """What compiles everything on first use: each job's batch, and two of the longest prompts."""
+    each = [
+        replace(job, prompt=min(job.prompt, 9000 // job.requests + 64), output=4, turns=1)
+        for job in group.jobs
+    ]
+    longest = max(group.jobs, key=lambda job: job.prompt)
+    return [*each, replace(longest, requests=2, output=4)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serve_jobs import GROUPS, Group, Job, smaller, warm_up
+from serve_jobs import GROUPS, Group, Job, smaller, warm_ups
 from serve_play import Ledger, play, row
 
 MARK = "@serve "
@@ -39,10 +39,10 @@ def on_a_gpu(variant: str, group: Group, shrink: int) -> Run:
         found = row(job, play(job, repeat, engine), engine.ledger)
         return {"engine_start": started} | pool | found
 
-    for job in group.jobs:
+    for job in warm_ups(group):
         engine.limit(None)
         engine.ledger = Ledger()
-        play(warm_up(smaller(job, shrink)), 0, engine)
+        play(smaller(job, shrink), 0, engine)
     return run
 
 
