@@ -22,7 +22,7 @@ Run = Callable[[Job, int], dict[str, Any]]
 
 
 def say(message: dict[str, Any]) -> None:
-    print(f"\n{MARK}{json.dumps(message)}", flush=True)
+    print(f"\n{MARK}{json.dumps(message, default=float)}", flush=True)  # numpy has its own
 
 
 def on_a_gpu(variant: str, group: Group, shrink: int) -> Run:
