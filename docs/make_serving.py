@@ -196,7 +196,10 @@ def _answers(folder: Path) -> str:
 
 def families_table(rows: Sequence[Row]) -> str:
     """Which families started and decoded, and what was allocated for them."""
-    lines = ["| family | packed layers | bytes a token and layer | compiled |", "|---|---:|---:|---|"]
+    lines = [
+        "| family | packed layers | bytes a token and layer | compiled |",
+        "|---|---:|---:|---|",
+    ]
     for row in rows:
         assert row["finite"], f"{row['family']} gave numbers that are none"
         sizes = ", ".join(map(str, row["bytes_per_token"]))

@@ -1,9 +1,11 @@
 """Jobs of the serving benchmark: their books, and what is left to do after an interruption."""
 
+import os
 import time
 from types import SimpleNamespace
 
 import pytest
+import serve_lanes
 from bench_serve import missing
 from serve_jobs import DECODE, GROUPS, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
@@ -173,3 +175,43 @@ def test_trials_are_smaller():
     first, *_, last = warm_ups(GROUPS[1])
     assert (first.prompt * 5 > 8192, first.requests) == (True, 5)
     assert (last.prompt, last.requests) == (131_072, 2)
+
+
+WORKER = """
+import json, sys
+print("a log line")
+print("@serve " + json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    name, repeat = json.loads(line)
+    if repeat == 2:
+        sys.exit(3)
+    told = {"failed": "why"} if repeat else {"row": {"job": name, "wall": 1.0}}
+    print("\\n@serve " + json.dumps(told), flush=True)
+"""
+
+
+def test_an_engine_s_process_is_heard(tmp_path, monkeypatch, capfd):
+    """A row, a job that fails, an end in the middle of a job."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    monkeypatch.setattr(serve_lanes, "WORKER", script)
+    engine = Engine(GROUPS[0], "bf16")
+    worker = serve_lanes.Worker(engine, [], os.environ)
+    rows = []
+    tasks = [Task(engine, DECODE[0], repeat) for repeat in (0, 1, 2, 0)]
+    run_lane({engine: worker}, tasks, time.time() + 60, lambda: [], rows.append)
+    assert rows == [{"job": DECODE[0].name, "wall": 1.0}]
+    printed = capfd.readouterr().out
+    for part in ("decode bf16] a log line", "ready after", "failed: why", "exit code 3"):
+        assert part in printed
+
+
+def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
+    script = tmp_path / "worker.py"
+    script.write_text("raise SystemExit(1)")
+    monkeypatch.setattr(serve_lanes, "WORKER", script)
+    engine = Engine(GROUPS[0], "bf16")
+    worker = serve_lanes.Worker(engine, [], os.environ)
+    began = time.time()
+    run_lane({engine: worker}, [Task(engine, DECODE[0], 0)], began + 60, lambda: [], print)
+    assert time.time() - began < 30
