@@ -14,7 +14,7 @@ from serve_jobs import Group, Job
 from serve_worker import MARK
 
 WORKER = Path(__file__).with_name("serve_worker.py")
-START_SECONDS = 240  # after which those that are ready begin without the others
+START_SECONDS = 170  # after which those that are ready begin without the others
 JOB_SECONDS = 150  # of a job that nobody has run yet: an engine that takes longer hangs
 Row = dict[str, Any]
 
@@ -117,13 +117,18 @@ def run_lane(
 ) -> None:
     """Tasks in their order; no one is begun that should not end in time."""
     wait_for_start(list(workers.values()), min(end, time.time() + START_SECONDS))
-    for task in tasks:
-        worker = workers[task.engine]
-        while worker.state == "starting" and worker.hear(0.0) is not None:
-            pass
-        if worker.state != "ready":
+    left = list(tasks)
+    while left and time.time() < end:
+        for worker in workers.values():
+            if worker.state == "starting":
+                worker.hear(0.0)
+        left = [task for task in left if workers[task.engine].state != "gone"]
+        task = next((task for task in left if workers[task.engine].state == "ready"), None)
+        if task is None:
+            time.sleep(0.5)
             continue
-        wall = expected_wall(task, rows())
+        left.remove(task)
+        worker, wall = workers[task.engine], expected_wall(task, rows())
         if time.time() + wall > end:
             print(f"{worker.name}: no time for {task.job.name}, {task.repeat}", flush=True)
             continue

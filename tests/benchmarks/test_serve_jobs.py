@@ -206,6 +206,19 @@ def test_an_engine_s_process_is_heard(tmp_path, monkeypatch, capfd):
         assert part in printed
 
 
+def test_an_engine_that_starts_late_joins_the_others(tmp_path, monkeypatch):
+    script = tmp_path / "worker.py"
+    script.write_text("import time, sys\nif sys.argv[2] == 'bf16': time.sleep(3)\n" + WORKER)
+    monkeypatch.setattr(serve_lanes, "WORKER", script)
+    monkeypatch.setattr(serve_lanes, "START_SECONDS", 1)
+    engines = [Engine(GROUPS[0], variant) for variant in ("bf16", "c4r4")]
+    workers = {engine: serve_lanes.Worker(engine, [], os.environ) for engine in engines}
+    tasks = [Task(engine, job, 0) for job in DECODE[:2] for engine in engines]
+    rows = []
+    run_lane(workers, tasks, time.time() + 60, lambda: [], rows.append)
+    assert [row["job"] for row in rows] == [DECODE[0].name, DECODE[1].name] * 2
+
+
 def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
     script = tmp_path / "worker.py"
     script.write_text("raise SystemExit(1)")
