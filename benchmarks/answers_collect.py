@@ -83,9 +83,10 @@ class Served:
             max_num_batched_tokens=BATCHED_TOKENS,
             max_num_seqs=8,
             enable_prefix_caching=True,
-            gpu_memory_utilization=0.15,  # others may run beside it
+            gpu_memory_utilization=0.1,  # others may run beside it
             kv_cache_memory_bytes=2**28,
             tensor_parallel_size=tensor_parallel,
+            disable_custom_all_reduce=True,  # one GPU's memory need not be open to the other
             compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]},
             **extra,
         )

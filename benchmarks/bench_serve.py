@@ -1,32 +1,32 @@
 """Serving under memory pressure in vLLM: an unquantised cache and packed ones, in the same bytes.
 
-    python benchmarks/bench_serve.py [--seconds 540] [--output FILE] [--variants bf16,c4r4,c2r4]
+    python benchmarks/bench_serve.py [--seconds 540] [--output FILE] [--gpus 2]
+        [--engines decode/bf16 decode/c4r4 pressure/bf16 ...]
 
-Needs a Hopper GPU, vllm and nothing else: the model has DeepSeek-V2-Lite's shape and no weights.
+Needs Hopper GPUs, vllm and nothing else: the model has DeepSeek-V2-Lite's shape and no weights.
 Every finished row is saved at once, to benchmarks/results/serve_<gpu>_<yyyymmdd>.json unless
 --output says where; a run goes on after the rows that are there, so that it can be cut into as
-many pieces as there is time for. An engine is started once for each variant and group of jobs
-(serve_jobs.py); a job's pool is made by taking the other blocks out of the engine's pool.
---together starts all engines side by side, which takes less time and more memory (two variants
-of all groups fit 141 GB); they take turns at running jobs, one at a time.
+many pieces as there is time for. An engine is a group of jobs (serve_jobs.py) and a variant of the
+cache; a job's pool is made by taking the other blocks out of the engine's pool.
+
+All engines of a run start side by side, then take turns: one job at a time on a GPU. Groups are
+dealt over --gpus GPUs, so that all variants of a job run on the same one. Three variants of one
+group fit a GPU of 141 GB, or two variants of both.
 """
 
 import argparse
-import fcntl
-import json
 import os
-import subprocess
-import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from serve_jobs import GROUPS, VARIANTS, Group, Job, smaller, warm_up
+from serve_jobs import GROUPS, VARIANTS, rank
+from serve_lanes import Engine, Row, Task, Worker, run_lane
 
-from quantmla.bench.results import result_path, write
+from quantmla.bench.results import read_rows, result_path, write
 
 RESULTS = Path(__file__).with_name("results")
 PLAIN = {  # what vLLM needs to run in one process on a machine without a network
@@ -34,117 +34,6 @@ PLAIN = {  # what vLLM needs to run in one process on a machine without a networ
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-START_SECONDS = 30  # an engine that has less time is not started
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["rows"] if path.exists() else []
-
-
-def key(row: dict[str, Any]) -> tuple[str, str, int]:
-    return row["job"], row["variant"], row["repeat"]
-
-
-def missing(group: Group, variant: str, rows: Sequence[dict[str, Any]]) -> list[tuple[Job, int]]:
-    """Jobs and repeats without a row, first repeats first."""
-    done = {key(row) for row in rows}
-    most = max(job.repeats for job in group.jobs)
-    return [
-        (job, repeat)
-        for repeat in range(most)
-        for job in group.jobs
-        if repeat < job.repeats and (job.name, variant, repeat) not in done
-    ]
-
-
-def expected_wall(job: Job, variant: str, rows: Sequence[dict[str, Any]]) -> float:
-    """Seconds of a job: those of its last row, of this variant if there is one, 0 if none is."""
-    same = [row for row in rows if row["job"] == job.name]
-    own = [row for row in same if row["variant"] == variant]
-    return float((own or same or [{"wall": 0.0}])[-1]["wall"])
-
-
-@contextmanager
-def turn(path: Path) -> Iterator[None]:
-    """No other engine of this benchmark runs a job meanwhile."""
-    with path.with_suffix(".turn").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    time.sleep(0.2)  # whoever waits comes first
-
-
-def work(group: Group, variant: str, path: Path, until: float, shrink: int) -> None:
-    """One engine: every job that is missing and fits the time, each row saved at once."""
-    from serve_engine import VllmEngine
-    from serve_play import Ledger, play, row
-
-    began = time.monotonic()
-    engine = VllmEngine(variant, group)
-    started = time.monotonic() - began
-    with turn(path):
-        for job in group.jobs:
-            engine.limit(None)
-            engine.ledger = Ledger()
-            play(warm_up(smaller(job, shrink)), 0, engine)
-    print(f"{variant} {group.name}: ready in {time.monotonic() - began:.0f} s", flush=True)
-    for job, repeat in missing(group, variant, read_rows(path)):
-        with turn(path):
-            rows = read_rows(path)
-            if time.time() + expected_wall(job, variant, rows) > until:
-                print(f"{variant} {job.name}: no time for repeat {repeat}", flush=True)
-                continue
-            asked = smaller(job, shrink)
-            pool = engine.limit(asked)
-            engine.ledger = Ledger()
-            found = row(asked, play(asked, repeat, engine), engine.ledger)
-            head = {"job": job.name, "variant": variant, "repeat": repeat, "layers": group.layers}
-            head |= {"prefix_caching": job.prefix_caching, "engine_start": round(started, 1)}
-            result = head | pool | found
-            write(path, [*rows, result])
-            print(json.dumps(result), flush=True)
-
-
-def drive(options: argparse.Namespace) -> None:
-    """Starts one process for each engine, and gives each its share of the time that is left."""
-    end = time.time() + options.seconds
-    path = options.output or result_path(RESULTS, "serve")
-    groups = [group for group in GROUPS if not options.groups or group.name in options.groups]
-    variants = options.variants.split(",")
-    wanted = [
-        (group, variant)
-        for group in groups
-        for variant in variants
-        if missing(group, variant, read_rows(path))
-    ]
-    turns = [wanted] if options.together else [[engine] for engine in wanted]
-    for i, engines in enumerate(turns):
-        left = end - time.time()
-        shares = sum(group.share for later in turns[i:] for group, _ in later)
-        seconds = left * sum(group.share for group, _ in engines) / max(shares, 1e-9)
-        if not engines or seconds < START_SECONDS:
-            print(f"not started: {[(g.name, v) for g, v in engines]}", flush=True)
-            continue
-        run_engines(engines, path, time.time() + seconds, end, options.shrink)
-    lacking = sum(len(missing(g, v, read_rows(path))) for g in groups for v in variants)
-    print(f"{path}: {len(read_rows(path))} rows, {lacking} to go", flush=True)
-
-
-def run_engines(
-    engines: Sequence[tuple[Group, str]], path: Path, until: float, end: float, shrink: int
-) -> None:
-    """Side by side; no job is begun that should end after `until`, none is running after `end`."""
-    running = []
-    for group, variant in engines:
-        command = [sys.executable, __file__, "--work", group.name, variant, "--shrink", str(shrink)]
-        command += ["--output", str(path), "--until", str(until)]
-        running.append((group, variant, subprocess.Popen(command, env=environment())))
-    for group, variant, process in running:
-        try:
-            code = process.wait(max(0.0, end - time.time()))
-            print(f"{variant} {group.name}: exit code {code}", flush=True)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            print(f"{variant} {group.name}: out of time", flush=True)
 
 
 def environment() -> dict[str, str]:
@@ -155,23 +44,86 @@ def environment() -> dict[str, str]:
     return os.environ | plain
 
 
+def missing(engines: Sequence[Engine], rows: Sequence[Row]) -> list[Task]:
+    """Jobs and repeats without a row, most important first, variants side by side."""
+    done = {(row["job"], row["variant"], row["repeat"]) for row in rows}
+    tasks = [
+        Task(engine, job, repeat)
+        for engine in engines
+        for job in engine.group.jobs
+        for repeat in range(job.repeats)
+        if (job.name, engine.variant, repeat) not in done
+    ]
+    return sorted(tasks, key=lambda task: rank(task.job, task.engine.variant, task.repeat))
+
+
+class Results:
+    """Rows of all lanes, saved one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lock = path, threading.Lock()
+        self.rows = read_rows(path)
+
+    def keep(self, row: Row) -> None:
+        with self.lock:
+            self.rows.append(row)
+            write(self.path, self.rows)
+            print(row, flush=True)
+
+
+def start(engine: Engine, gpu: int, options: argparse.Namespace, caches: Path) -> Worker:
+    """Engines have caches of compiled code of their own: they write them at the same time."""
+    flags = ["--shrink", str(options.shrink)] + ["--rehearse"] * options.rehearse
+    own = {"VLLM_CACHE_ROOT": str(caches / f"{engine.group.name}-{engine.variant}")}
+    if options.gpus > 1:
+        own["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    return Worker(engine, flags, environment() | own)
+
+
+def drive(options: argparse.Namespace, caches: Path) -> None:
+    """A lane for every GPU; those of the groups that have nothing to do are left out."""
+    end = time.time() + options.seconds
+    results = Results(options.output or result_path(RESULTS, "serve"))
+    engines = [
+        Engine(group, variant)
+        for group in GROUPS
+        for variant in VARIANTS
+        if f"{group.name}/{variant}" in options.engines
+    ]
+    wanted = [engine for engine in engines if missing([engine], results.rows)]
+    names = list(dict.fromkeys(engine.group.name for engine in wanted))
+    lanes = []
+    for gpu in range(options.gpus):
+        here = [e for e in wanted if names.index(e.group.name) % options.gpus == gpu]
+        workers = {engine: start(engine, gpu, options, caches) for engine in here}
+        tasks = missing(here, results.rows)
+        arguments = (workers, tasks, end, lambda: results.rows, results.keep)
+        lanes.append(threading.Thread(target=run_lane, args=arguments))
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    left = len(missing(engines, results.rows))
+    print(f"{results.path}: {len(results.rows)} rows, {left} to go", flush=True)
+
+
 def main() -> None:
+    every = [f"{group.name}/{variant}" for group in GROUPS for variant in VARIANTS]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=3600, help="time for everything")
     parser.add_argument("--output", type=Path, help="result file to begin or to go on with")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--groups", nargs="*", help=f"of {[group.name for group in GROUPS]}")
-    parser.add_argument("--together", action="store_true", help="all engines side by side")
+    parser.add_argument("--engines", nargs="+", choices=every, default=every, metavar="ENGINE")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--caches", type=Path, help="compiled code of earlier runs")
     parser.add_argument("--shrink", type=int, default=1, help="jobs so many times smaller")
-    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--rehearse", action="store_true", help="vLLM's scheduler alone: no GPU, no results"
+    )
     options = parser.parse_args()
-    if options.work is None:
-        drive(options)
-        return
-    name, variant = options.work
-    (group,) = (group for group in GROUPS if group.name == name)
-    work(group, variant, options.output, options.until, options.shrink)
+    if options.rehearse and options.output is None:
+        parser.error("--rehearse makes no results: say with --output where its rows go")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        drive(options, options.caches or Path(folder))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
-CAPTURED = [1, 2, 4, 8, 16, 32, 64]  # batch sizes of CUDA graphs
+CAPTURED = [*range(1, 9), 10, 12, 16, 24, 32, 48, 64]  # batch sizes of CUDA graphs
 BACKENDS = {"bf16": None, "bf16_flashmla": "FLASHMLA"}  # others are the plugin's
 
 

@@ -1,6 +1,7 @@
 """Does each family start in vLLM with a packed cache, and decode? Few layers, no weights.
 
     python benchmarks/serve_families.py [--families deepseek_v3,...] [--format c4r4] [--eager]
+        [--output benchmarks/results/families_<gpu>_<yyyymmdd>.json]
 
 Attention has the family's own sizes; layers and experts are few. Every family is a process, and
 all run side by side on one GPU. Prints one line of JSON for each; exit code 1 if one failed.
@@ -12,11 +13,13 @@ import math
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from bench_serve import environment
 
+from quantmla.bench.results import write
 from quantmla.quant.format import parse_format
 from quantmla.serve.settings import NOT_COMPILED
 
@@ -165,9 +168,9 @@ def start(family: str, name: str, eager: bool) -> dict[str, Any]:
             max_model_len=4096,
             max_num_batched_tokens=512,
             max_num_seqs=4,
-            gpu_memory_utilization=0.15,
+            gpu_memory_utilization=0.1,
             kv_cache_memory_bytes=2**28,
-            enforce_eager=eager or family in NOT_COMPILED,
+            enforce_eager=eager,
             compilation_config={"cudagraph_capture_sizes": [1, 2, 4]},
         )
     params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=1)
@@ -186,6 +189,7 @@ def start(family: str, name: str, eager: bool) -> dict[str, Any]:
         "finite": all(map(math.isfinite, numbers)),
         "packed_layers": len(packed),
         "bytes_per_token": sorted({cache.shape[1] // 64 for cache in packed}),
+        "compiled": not eager,
     }
 
 
@@ -195,10 +199,11 @@ def main() -> None:
     parser.add_argument("--format", default="c4r4")
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
     parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--output", type=Path, help="result file to write")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        found = start(options.one, options.format, options.eager)
+        found = start(options.one, options.format, options.eager or options.one in NOT_COMPILED)
         print("RESULT", json.dumps({"family": options.one, "format": options.format, **found}))
         return
     raise SystemExit(all_at_once(options))
@@ -217,17 +222,19 @@ def all_at_once(options: argparse.Namespace) -> int:
         )
         for family in options.families.split(",")
     }
-    failed = 0
+    found, end = [], time.monotonic() + options.seconds
     for family, process in processes.items():
         try:
-            output, _ = process.communicate(timeout=options.seconds)
+            output, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
         results = [line for line in output.splitlines() if line.startswith("RESULT ")]
-        failed |= not results
-        print(results[0].removeprefix("RESULT ") if results else f"{family}:\n{output[-3000:]}")
-    return failed
+        found += [json.loads(line.removeprefix("RESULT ")) for line in results]
+        print(json.dumps(found[-1]) if results else f"{family}:\n{output[-3000:]}", flush=True)
+        if options.output is not None:
+            write(options.output, found)
+    return int(len(found) < len(processes))
 
 
 if __name__ == "__main__":

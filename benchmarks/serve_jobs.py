@@ -25,6 +25,7 @@ class Job:
     shared: int = 0  # tokens that all chats begin with
     prefix_caching: bool = False
     repeats: int = 3
+    must: bool = False  # what the others are less important than
 
     @property
     def longest(self) -> int:
@@ -48,7 +49,7 @@ class Job:
         ]
 
 
-def long_context(name: str, pool: float, repeats: int = 1) -> Job:
+def long_context(name: str, pool: float, repeats: int = 1, must: bool = False) -> Job:
     """5 x (131,072 + 1,024) with memory for `pool` such requests."""
     size = 131_072 + 1024
     return Job(
@@ -58,22 +59,26 @@ def long_context(name: str, pool: float, repeats: int = 1) -> Job:
         output=1024,
         pool_tokens=int(pool * size),
         repeats=repeats,
+        must=must,
+    )
+
+
+def one_at_a_time(requests: int, repeats: int = 1, must: bool = False) -> Job:
+    """A pool of two prompts or more would admit two requests and then preempt one of them."""
+    return Job(
+        name=f"{requests} x (16K + 2K), pool of 1.77",
+        requests=requests,
+        prompt=16_384,
+        output=2048,
+        pool_tokens=int(1.77 * 18_432),
+        repeats=repeats,
+        must=must,
     )
 
 
 # Most important first. The paper's sizing: the pool is 0.4 % smaller than the demand.
 PRESSURE = (
-    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, repeats=3),
-    Job(
-        name="64 x (4K + 2K)", requests=64, prompt=4096, output=2048, pool_tokens=64 * 6144 * 2 // 3
-    ),
-    Job(
-        name="32 x (32K + 2K)",
-        requests=32,
-        prompt=32_768,
-        output=2048,
-        pool_tokens=32 * 34_816 // 3,
-    ),
+    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, repeats=3, must=True),
     Job(
         name="24 chats, 4 turns",
         requests=24,
@@ -84,53 +89,68 @@ PRESSURE = (
         pool_tokens=4096 + 24 * 5120 * 2 // 5,
         prefix_caching=True,
     ),
+    Job(
+        name="64 x (4K + 2K)", requests=64, prompt=4096, output=2048, pool_tokens=64 * 6144 * 2 // 3
+    ),
     long_context("5 x (128K + 1K), pool of 1", 1.01),
+    one_at_a_time(9),  # ten would not fit C2R4 to their end
     long_context("5 x (128K + 1K), pool of 1.5", 1.5),
     long_context("5 x (128K + 1K), pool of 3", 3.0),
     long_context("5 x (128K + 1K), pool of 6", 6.0),
-)
-DECODE = (
-    # a pool of two prompts or more would admit two requests and then preempt one of them
     Job(
-        name="6 x (16K + 2K), pool of 1.77",
-        requests=6,
-        prompt=16_384,
-        output=2048,
-        pool_tokens=int(1.77 * 18_432),
-    ),
-    Job(name="32 x (2K + 512), plenty", requests=32, prompt=2048, output=512, pool_tokens=None),
-    Job(
-        name="8 x (32K + 512), plenty",
-        requests=8,
+        name="32 x (32K + 2K)",
+        requests=32,
         prompt=32_768,
-        output=512,
-        pool_tokens=None,
+        output=2048,
+        pool_tokens=32 * 34_816 // 3,
         repeats=1,
     ),
+)
+DECODE = (
+    one_at_a_time(6, repeats=3, must=True),
+    Job(
+        name="32 x (2K + 512), plenty",
+        requests=32,
+        prompt=2048,
+        output=512,
+        pool_tokens=None,
+        must=True,
+    ),
+    Job(name="8 x (32K + 512), plenty", requests=8, prompt=32_768, output=512, pool_tokens=None),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Jobs that one engine runs, in order of importance."""
+    """Jobs that one engine runs, most important first."""
 
     name: str
     layers: int
     jobs: tuple[Job, ...]
-    share: float  # of the time
 
     @property
     def cache_bytes(self) -> int:
         """Enough for every job, and 5 % more where there is to be plenty."""
         row = BF16_ROW * self.layers
-        plenty = max(job.requests * (job.longest + 128) * row * 21 // 20 for job in self.jobs)
-        return max(plenty, *(job.pool_bytes(self.layers) or 0 for job in self.jobs)) + 2**28
+        plenty = (job.requests * (job.longest + 128) * row * 21 // 20 for job in self.jobs)
+        sizes = (job.pool_bytes(self.layers) for job in self.jobs)
+        return max(size or most for size, most in zip(sizes, plenty, strict=True)) + 2**28
 
 
 GROUPS = (
-    Group(name="decode", layers=27, jobs=DECODE, share=0.45),
-    Group(name="pressure", layers=5, jobs=PRESSURE, share=0.55),
+    Group(name="decode", layers=27, jobs=DECODE),
+    Group(name="pressure", layers=5, jobs=PRESSURE),
 )
+
+
+def rank(job: Job, variant: str, repeat: int) -> tuple[int, ...]:
+    """Its place in a run: musts first, then a first row of everything, then other repeats."""
+    if job.must:
+        tier = 0 if repeat == 0 else 3 if variant == VARIANTS[-1] else 1
+    else:
+        tier = 2 if repeat == 0 else 4
+    order = [each for group in GROUPS for each in group.jobs]
+    return tier, repeat, order.index(job), VARIANTS.index(variant)
 
 
 def smaller(job: Job, factor: int) -> Job:
@@ -144,6 +164,11 @@ def smaller(job: Job, factor: int) -> Job:
     )
 
 
-def warm_up(job: Job) -> Job:
-    """As many requests at once, and a prompt of two chunks: what is compiled on first use."""
-    return replace(job, prompt=min(job.prompt, 9000 // job.requests + 64), output=4, turns=1)
+def warm_ups(group: Group) -> list[Job]:
+    """What compiles everything on first use: each job's batch, and two of the longest prompts."""
+    each = [
+        replace(job, prompt=min(job.prompt, 9000 // job.requests + 64), output=4, turns=1)
+        for job in group.jobs
+    ]
+    longest = max(group.jobs, key=lambda job: job.prompt)
+    return [*each, replace(longest, requests=2, output=4)]

@@ -1,8 +1,9 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes (medians of a job's repeats), scheduler_<yyyymmdd>.json, by serve_scheduler.py, and
-answers_<gpu>_<yyyymmdd>.json, by serve_answers.py.
+writes (medians of a job's repeats), scheduler_<yyyymmdd>.json, by serve_scheduler.py,
+answers_<gpu>_<yyyymmdd>.json, by serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by
+serve_families.py.
 """
 
 import json
@@ -22,6 +23,7 @@ NAMES = {
     "serve": re.compile(r"serve_.+_(\d{8})\.json"),
     "scheduler": re.compile(r"scheduler_(\d{8})\.json"),
     "answers": re.compile(r"answers_.+_(\d{8})\.json"),
+    "families": re.compile(r"families_.+_(\d{8})\.json"),
 }
 COLUMNS = (
     *("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice"),
@@ -192,10 +194,41 @@ def _answers(folder: Path) -> str:
     return f"{source}\n\n{answers_table(data['rows'])}"
 
 
+def families_table(rows: Sequence[Row]) -> str:
+    """Which families started and decoded, and what was allocated for them."""
+    lines = [
+        "| family | packed layers | bytes a token and layer | compiled |",
+        "|---|---:|---:|---|",
+    ]
+    for row in rows:
+        assert row["finite"], f"{row['family']} gave numbers that are none"
+        sizes = ", ".join(map(str, row["bytes_per_token"]))
+        compiled = "yes" if row["compiled"] else "no"
+        lines.append(f"| {row['family']} | {row['packed_layers']} | {sizes} | {compiled} |")
+    return "\n".join(lines)
+
+
+NO_FAMILIES = "No result file of `benchmarks/serve_families.py` is in `benchmarks/results`."
+
+
+def _families(folder: Path) -> str:
+    path = newest(folder, "families")
+    if path is None:
+        return NO_FAMILIES
+    data = json.loads(path.read_text(encoding="utf-8"))
+    where, formats = data["environment"], sorted({row["format"] for row in data["rows"]})
+    source = (
+        f"Started and decoding on {where['gpu']} in {', '.join(formats)}, few layers and no "
+        f"weights; from `benchmarks/results/{path.name}`."
+    )
+    return f"{source}\n\n{families_table(data['rows'])}"
+
+
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
     parts = {"serving": NOT_RUN}
     parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
+    parts["families"] = _families(folder)
     drawing, path = None, newest(folder)
     if path is not None:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -1,13 +1,15 @@
 """Jobs of the serving benchmark: their books, and what is left to do after an interruption."""
 
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
-from bench_serve import expected_wall, missing, read_rows
-from serve_jobs import DECODE, GROUPS, PRESSURE, Group, Job, smaller, warm_up
+import serve_lanes
+from bench_serve import missing
+from serve_jobs import DECODE, GROUPS, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
+from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
-
-from quantmla.bench.results import write
 
 CHAT = Job(
     name="chats", requests=2, prompt=3, output=2, turns=2, shared=4, pool_tokens=100, repeats=2
@@ -94,22 +96,64 @@ def test_tokens_that_are_computed_again_are_counted():
     assert (ledger.peak_tokens, ledger.peak_blocks) == (17, 20 - 1 - 4 - 5)
 
 
-def test_rows_that_are_there_are_not_made_again(tmp_path):
-    path = tmp_path / "serve.json"
-    group = Group(name="g", layers=2, jobs=(CHAT,), share=1.0)
-    assert missing(group, "bf16", read_rows(path)) == [(CHAT, 0), (CHAT, 1)]
-    done = {"job": "chats", "variant": "bf16", "repeat": 0, "wall": 3.0}
-    write(path, [done])
-    assert missing(group, "bf16", read_rows(path)) == [(CHAT, 1)]
-    assert missing(group, "c4r4", read_rows(path)) == [(CHAT, 0), (CHAT, 1)]
-    assert expected_wall(CHAT, "c4r4", read_rows(path)) == 3.0
-    assert expected_wall(DECODE[0], "c4r4", read_rows(path)) == 0.0
+def test_rows_that_are_there_are_not_made_again():
+    group = Group(name=GROUPS[0].name, layers=2, jobs=(DECODE[2],))
+    engine, other = Engine(group, "bf16"), Engine(group, "c4r4")
+    done = {"job": DECODE[2].name, "variant": "bf16", "repeat": 0, "wall": 3.0}
+    assert [task.repeat for task in missing([engine], [])] == [0, 1, 2]
+    assert [task.repeat for task in missing([engine], [done])] == [1, 2]
+    assert [task.repeat for task in missing([other], [done])] == [0, 1, 2]
+    assert expected_wall(Task(other, DECODE[2], 0), [done]) == 3.0
+    assert expected_wall(Task(other, DECODE[0], 0), [done]) == 0.0
 
 
-def test_first_repeats_of_all_jobs_come_first():
-    order = [(job.name, repeat) for job, repeat in missing(GROUPS[1], "bf16", [])]
-    assert [name for name, repeat in order if repeat == 0] == [job.name for job in PRESSURE]
-    assert sorted(order, key=lambda entry: entry[1]) == order
+def test_musts_come_first_then_a_row_of_everything():
+    engines = [Engine(group, variant) for group in GROUPS for variant in VARIANTS]
+    tasks = missing(engines, [])
+    assert len(set(tasks)) == len(tasks) == sum(3 * j.repeats for g in GROUPS for j in g.jobs)
+    musts = {job.name for group in GROUPS for job in group.jobs if job.must}
+    first = tasks[: 3 * len(musts)]
+    assert [t.engine.variant for t in first] == [*VARIANTS] * len(musts)
+    assert {(t.job.name, t.repeat) for t in first} == {(name, 0) for name in musts}
+    names = [(t.job.name, t.engine.variant) for t in tasks]
+    last = max(names.index(name) for name in set(names))
+    assert all(task.job.name in musts for task in tasks[: 3 * len(musts) + 4 * len(musts)])
+    again = [t for t in tasks[:last] if t.repeat]
+    assert {t.engine.variant for t in again} == {"bf16", "c4r4"}
+
+
+class Deaf:
+    """A worker that answers at once, or is gone at its second job."""
+
+    def __init__(self, dies):
+        self.name, self.state, self.dies, self.asked = "w", "ready", dies, 0
+
+    def ask(self, task, until):
+        self.asked += 1
+        if self.dies and self.asked == 2:
+            self.state = "gone"
+            return None
+        return {"job": task.job.name, "variant": task.engine.variant, "wall": 50.0}
+
+    def stop(self):
+        self.state = "gone"
+
+
+def test_a_lane_goes_on_without_an_engine_and_begins_nothing_too_late():
+    group = GROUPS[0]
+    engines = [Engine(group, variant) for variant in ("bf16", "c4r4")]
+    workers = {engines[0]: Deaf(dies=True), engines[1]: Deaf(dies=False)}
+    rows = []
+    tasks = missing(engines, [])
+    run_lane(workers, tasks, time.time() + 1000, lambda: rows, rows.append)
+    assert [row["variant"] for row in rows].count("bf16") == 1
+    assert [row["variant"] for row in rows].count("c4r4") == 9
+    late = {engine: Deaf(dies=False) for engine in engines}
+    rows.clear()
+    run_lane(late, tasks, time.time() + 20, lambda: rows, rows.append)
+    assert [(row["job"], row["variant"]) for row in rows] == [
+        (job.name, "bf16") for job in (*(j for j in group.jobs if j.must), group.jobs[2])
+    ]
 
 
 @pytest.mark.parametrize("job", [*DECODE, *PRESSURE], ids=lambda job: job.name)
@@ -128,4 +172,59 @@ def test_pools_are_what_their_jobs_say(job):
 def test_trials_are_smaller():
     small = smaller(PRESSURE[0], 64)
     assert (small.prompt, small.output, small.requests) == (2048, 16, 5)
-    assert warm_up(PRESSURE[0]).prompt * 5 > 8192
+    first, *_, last = warm_ups(GROUPS[1])
+    assert (first.prompt * 5 > 8192, first.requests) == (True, 5)
+    assert (last.prompt, last.requests) == (131_072, 2)
+
+
+WORKER = """
+import json, sys
+print("a log line")
+print("@serve " + json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    name, repeat = json.loads(line)
+    if repeat == 2:
+        sys.exit(3)
+    told = {"failed": "why"} if repeat else {"row": {"job": name, "wall": 1.0}}
+    print("\\n@serve " + json.dumps(told), flush=True)
+"""
+
+
+def test_an_engine_s_process_is_heard(tmp_path, monkeypatch, capfd):
+    """A row, a job that fails, an end in the middle of a job."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    monkeypatch.setattr(serve_lanes, "WORKER", script)
+    engine = Engine(GROUPS[0], "bf16")
+    worker = serve_lanes.Worker(engine, [], os.environ)
+    rows = []
+    tasks = [Task(engine, DECODE[0], repeat) for repeat in (0, 1, 2, 0)]
+    run_lane({engine: worker}, tasks, time.time() + 60, lambda: [], rows.append)
+    assert rows == [{"job": DECODE[0].name, "wall": 1.0}]
+    printed = capfd.readouterr().out
+    for part in ("decode bf16] a log line", "ready after", "failed: why", "exit code 3"):
+        assert part in printed
+
+
+def test_an_engine_that_starts_late_joins_the_others(tmp_path, monkeypatch):
+    script = tmp_path / "worker.py"
+    script.write_text("import time, sys\nif sys.argv[2] == 'bf16': time.sleep(3)\n" + WORKER)
+    monkeypatch.setattr(serve_lanes, "WORKER", script)
+    monkeypatch.setattr(serve_lanes, "START_SECONDS", 1)
+    engines = [Engine(GROUPS[0], variant) for variant in ("bf16", "c4r4")]
+    workers = {engine: serve_lanes.Worker(engine, [], os.environ) for engine in engines}
+    tasks = [Task(engine, job, 0) for job in DECODE[:2] for engine in engines]
+    rows = []
+    run_lane(workers, tasks, time.time() + 60, lambda: [], rows.append)
+    assert [row["job"] for row in rows] == [DECODE[0].name, DECODE[1].name] * 2
+
+
+def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
+    script = tmp_path / "worker.py"
+    script.write_text("raise SystemExit(1)")
+    monkeypatch.setattr(serve_lanes, "WORKER", script)
+    engine = Engine(GROUPS[0], "bf16")
+    worker = serve_lanes.Worker(engine, [], os.environ)
+    began = time.time()
+    run_lane({engine: worker}, [Task(engine, DECODE[0], 0)], began + 60, lambda: [], print)
+    assert time.time() - began < 30

@@ -42,6 +42,7 @@ def places(tmp_path):
         "top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n"
         "<!-- scheduler: generated -->\nold\n<!-- end of scheduler -->\n"
         "<!-- answers: generated -->\nold\n<!-- end of answers -->\n"
+        "<!-- families: generated -->\n<!-- end of families -->\n"
     )
     return tmp_path, page
 
@@ -74,10 +75,11 @@ def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
 
 def test_without_a_file_no_figure_is_claimed(places):
     folder, page = places
-    assert make_serving.render(folder, page) == (
-        page.read_text().replace("old", make_serving.NOT_RUN),
-        None,
+    wanted = page.read_text().replace("old", make_serving.NOT_RUN)
+    wanted = wanted.replace(
+        "<!-- end of families", f"{make_serving.NO_FAMILIES}\n<!-- end of families"
     )
+    assert make_serving.render(folder, page) == (wanted, None)
 
 
 def test_what_the_scheduler_did(places):
@@ -105,3 +107,14 @@ def test_how_far_answers_are_from_those_of_transformers(places):
     line = "| c4r4, V1 runner | chat | 6 | 240 | 6 | 0.034 | 0.017 | 0.038 | 0.114 | 0.336 |"
     assert line in text
     assert "Served on NVIDIA H200 by vllm 0.26.0" in text
+
+
+def test_families_that_started(places):
+    folder, page = places
+    row = {"family": "longcat_flash", "format": "c4r4", "packed_layers": 4, "compiled": False}
+    row |= {"finite": True, "bytes_per_token": [320], "decoded": [32, 32, 32]}
+    data = {"environment": ENVIRONMENT, "rows": [row]}
+    (folder / "families_h200_20260203.json").write_text(json.dumps(data))
+    text, _ = make_serving.render(folder, page)
+    assert "| longcat_flash | 4 | 320 | no |" in text
+    assert "on NVIDIA H200 in c4r4" in text

@@ -19,9 +19,13 @@ from quantmla.kernels import reference  # noqa: E402
 from quantmla.kernels.problem import DecodeQuery, Tokens  # noqa: E402
 from quantmla.kernels.triton.launches import append_launch, decode_launches, gather_launch  # noqa: E402
 from quantmla.kernels.triton.schedule import Device, schedule  # noqa: E402
+from quantmla.kernels.triton.step import WindowRule, locate_launch, starts_launch  # noqa: E402
 from quantmla.mla.partial import Partial  # noqa: E402
+from quantmla.quant.format import parse_format  # noqa: E402
 from quantmla.serve import pool  # noqa: E402
 from quantmla.serve.pool import PagePool  # noqa: E402
+from quantmla.serve.vllm.pool import pool_layout  # noqa: E402
+from quantmla.serve.vllm.step import locate_decodes, window_entries, window_starts  # noqa: E402
 
 reference_append = pool.append
 
@@ -110,6 +114,42 @@ def native(case: Case) -> None:
     print("native", case.name, check(Partial(exact, result.lse_BSN), query, wanted.view()))
 
 
+def locate() -> None:
+    """More rows than a program has, some of them padding."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 1 << 20, (300,), generator=generator, dtype=torch.int32)
+    slots = torch.randint(-1, 2, (300,), generator=generator)
+    mine = Tokens(*torch.full((2, 310), 77, dtype=torch.int32))
+    locate_launch(lengths, slots, Tokens(*(x[:300] for x in mine))).run()
+    wanted = locate_decodes(lengths, slots, torch.arange(300, dtype=torch.int32))
+    for got, want in zip(mine, wanted, strict=True):
+        assert torch.equal(got[:300], want), "rows are elsewhere"
+        assert (got[300:] == 77).all(), "more was written"
+    print("locate", int((mine.sequence_T < 0).sum()))
+
+
+def starts(fmt: str) -> None:
+    """Windows lost anywhere, queries of several lengths, contexts beyond the table's end."""
+    layout = pool_layout(parse_format(fmt), 512, 64)
+    generator = torch.Generator().manual_seed(4)
+    size, batch, width = layout.window_page_size, 400, 64
+    queries = torch.randint(1, 5, (batch,), generator=generator, dtype=torch.int32)
+    context = torch.randint(0, width * size, (batch,), generator=generator, dtype=torch.int32)
+    bounds = torch.cat((torch.zeros(1, dtype=torch.int32), queries.cumsum(0).int()))
+    hit = torch.randint(0, 12, (batch,), generator=generator)[:, None] * 64 // size
+    table = torch.randint(1, 99, (batch, width), generator=generator, dtype=torch.int32)
+    table[torch.arange(width) < hit] = 0
+    entries = window_entries(layout)
+    rule = WindowRule(layout.recent_window, layout.fmt.page_size, size, entries)
+    found = torch.full((batch + 3,), 77, dtype=torch.int32)
+    starts_launch(context + queries, bounds, table, rule, found[:batch]).run()
+    wanted = window_starts(context, table, layout)
+    assert len(wanted.unique()) > 5
+    assert torch.equal(found[:batch], wanted), "windows are lost elsewhere"
+    assert (found[batch:] == 77).all(), "more was written"
+    print("starts", fmt, len(wanted.unique()))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for small in SMALL:
@@ -121,3 +161,6 @@ if __name__ == "__main__":
     native(whole)
     gather(SMALL[0])
     gather(SMALL[3])
+    locate()
+    starts("c4r4")
+    starts("c2r4")

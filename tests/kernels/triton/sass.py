@@ -22,6 +22,7 @@ TARGETS = {
 POINTERS = {
     torch.uint8: "*u8",
     torch.int32: "*i32",
+    torch.int64: "*i64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
 }

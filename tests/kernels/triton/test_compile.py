@@ -12,6 +12,7 @@ from quantmla.kernels.problem import DecodeQuery
 from quantmla.kernels.triton.launch import Launch
 from quantmla.kernels.triton.launches import append_launch, decode_launches, gather_launch
 from quantmla.kernels.triton.schedule import Device, schedule
+from quantmla.kernels.triton.step import WindowRule, locate_launch, starts_launch
 
 # Warp instructions of the split kernel's main loop per token (all warps), and bytes of stack. Seen
 # with Triton 3.6: 107, 120, 139. Two pipeline stages have a quarter fewer and take a tenth longer.
@@ -39,6 +40,14 @@ def launches(
         "combine": combine,
         "append": append_launch(rows, tokens, view),
         "gather": gather_launch(tokens, view, out),
+        "locate": locate_launch(view.lengths_B, torch.zeros(2, dtype=torch.int64), tokens),
+        "starts": starts_launch(
+            view.lengths_B,
+            torch.arange(3, dtype=torch.int32),
+            view.window_table_BW,
+            WindowRule(128, 64, 16, 13),
+            view.lengths_B.clone(),
+        ),
     }
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from quantmla.kernels.problem import Tokens
 from quantmla.quant.format import parse_format
 from quantmla.serve.vllm.pool import pool_layout
 from quantmla.serve.vllm.step import (
@@ -10,6 +11,8 @@ from quantmla.serve.vllm.step import (
     locate_tokens,
     pad_queries,
     window_starts,
+    write_decodes,
+    write_window_starts,
 )
 
 LAYOUT = pool_layout(parse_format("c4r4"), 512, 64)
@@ -82,3 +85,21 @@ def test_context_is_laid_out_sequence_after_sequence():
         sequence, ints(64, 64, 64), ints(0, 2, 3), torch.arange(5, dtype=torch.int32)
     )
     assert tokens.position_T.tolist() == [64, 65, 64, 64, 65]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_a_decode_reads_is_written_where_it_lies(device):
+    """A lost window, a whole one, padding; on a GPU by one launch each."""
+    lengths = ints(321, 1000, 0).to(device)
+    table = torch.full((3, 64), 3, dtype=torch.int32)
+    table[0, :20] = 0  # a prefix of 320 tokens without its rows
+    kept = Tokens(*torch.full((2, 4), 77, dtype=torch.int32, device=device))
+    slots = torch.tensor([9, 8, -1], device=device)
+    rows = torch.arange(3, dtype=torch.int32, device=device)
+    write_decodes(lengths, slots, rows, Tokens(*(x[:3] for x in kept)))
+    assert kept.sequence_T.tolist() == [0, 1, -1, 77]
+    assert kept.position_T.tolist() == [320, 999, -1, 77]
+    starts = torch.full((4,), 77, dtype=torch.int32, device=device)
+    bounds = ints(0, 1, 2, 2).to(device)
+    write_window_starts(lengths, bounds, table.to(device), LAYOUT, starts[:3])
+    assert starts.tolist() == [320, 0, 0, 77]

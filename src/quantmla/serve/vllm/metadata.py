@@ -27,10 +27,10 @@ from quantmla.serve.vllm.step import (
     Padding,
     context_tokens,
     kept_only,
-    locate_decodes,
     locate_tokens,
     pad_queries,
-    window_starts,
+    write_decodes,
+    write_window_starts,
 )
 from quantmla.serve.vllm.warmup import describe, warm_up
 
@@ -95,14 +95,14 @@ class PackedBuilder(MLACommonMetadataBuilder):
         metadata = super().build(common_prefix_len, common, fast_build)
         count = common.num_actual_tokens
         lengths, slots = common.seq_lens[: common.num_reqs], common.slot_mapping[:count]
+        metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
         if common.max_query_len == 1 and count == common.num_reqs:
-            found = locate_decodes(lengths, slots, self.rows[:count])
+            write_decodes(lengths, slots, self.rows[:count], metadata.tokens)
         else:
             ends = common.query_start_loc[1 : common.num_reqs + 1]
             found = locate_tokens(ends, lengths, slots, self.rows[:count])
-        for kept, new in zip(self.tokens, found, strict=True):
-            kept[:count].copy_(new)
-        metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
+            for kept, new in zip(metadata.tokens, found, strict=True):
+                kept.copy_(new)
         metadata.block_table, metadata.lengths = common.block_table_tensor, lengths
         self._pad_decodes(metadata, common)
         if metadata.prefill is not None and metadata.prefill.chunked_context is not None:
@@ -164,9 +164,9 @@ class WindowBuilder(AttentionMetadataBuilder):
         common, count = common_attn_metadata, common_attn_metadata.num_reqs
         table = common.block_table_tensor
         if self.reuses_prefixes:  # else no window is ever lost
-            start = common.query_start_loc
-            context = common.seq_lens[:count] - (start[1 : count + 1] - start[:count])
-            self.starts[:count].copy_(window_starts(context, table, self.layout))
+            bounds = common.query_start_loc[: count + 1]
+            lengths, starts = common.seq_lens[:count], self.starts[:count]
+            write_window_starts(lengths, bounds, table, self.layout, starts)
         if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
             table = kept_only(table)
         return WindowMetadata(table, table[:, 0], self.starts[:count])

@@ -1,5 +1,7 @@
 """What one step of the engine needs to know beside vLLM's own metadata; nothing waits for the GPU.
 
+On a GPU, what every step of decoding needs is found by kernels.triton.step in one launch each.
+
 B sequences of the step, T token rows, W entries of a window table, M tokens of a window page.
 """
 
@@ -30,6 +32,17 @@ def locate_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor) -> Tokens:
     return Tokens(torch.where(slots_T >= 0, row_T, -1), lengths_B - 1)
 
 
+def write_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor, out: Tokens) -> None:
+    """`locate_decodes` into tensors that stay where they are."""
+    if out.sequence_T.is_cuda:
+        from quantmla.kernels.triton.step import locate_launch
+
+        locate_launch(lengths_B, slots_T, out).run()
+        return
+    for kept, new in zip(out, locate_decodes(lengths_B, slots_T, row_T), strict=True):
+        kept.copy_(new)
+
+
 class Padding(NamedTuple):
     """Decodes of different query lengths side by side: the kernel's queries are the last S tokens.
 
@@ -54,6 +67,11 @@ def kept_only(table_BW: Tensor) -> Tensor:
     return torch.where(table_BW == NULL_PAGE, -1, table_BW)
 
 
+def window_entries(layout: PoolLayout) -> int:
+    """Of a table from the first page that a step may read on."""
+    return layout.kept_tokens // layout.window_page_size + 1
+
+
 def window_starts(context_B: Tensor, table_BW: Tensor, layout: PoolLayout) -> Tensor:
     """For every sequence, the page border before which the recent window was lost, or 0.
 
@@ -62,12 +80,31 @@ def window_starts(context_B: Tensor, table_BW: Tensor, layout: PoolLayout) -> Te
     """
     size, page = layout.window_page_size, layout.fmt.page_size
     old = (context_B - layout.recent_window).clamp(min=0) // page * page
-    columns = torch.arange(layout.kept_tokens // size + 1, device=table_BW.device)
+    columns = torch.arange(window_entries(layout), device=table_BW.device)
     column_BK = (old // size)[:, None] + columns
     entry_BK = table_BW.gather(1, column_BK.clamp(max=table_BW.shape[1] - 1))
     lost_BK = (entry_BK == NULL_PAGE) & (column_BK * size < context_B[:, None])
     end_B = torch.where(lost_BK, (column_BK + 1) * size, 0).amax(dim=1)
     return ((end_B + page - 1) // page * page).to(torch.int32)
+
+
+def write_window_starts(
+    lengths_B: Tensor, bounds: Tensor, table_BW: Tensor, layout: PoolLayout, out_B: Tensor
+) -> None:
+    """`window_starts` of sequences whose rows begin and end at `bounds` [B + 1]."""
+    if out_B.is_cuda:
+        from quantmla.kernels.triton.step import WindowRule, starts_launch
+
+        rule = WindowRule(
+            recent_window=layout.recent_window,
+            page_size=layout.fmt.page_size,
+            window_page_size=layout.window_page_size,
+            entries=window_entries(layout),
+        )
+        starts_launch(lengths_B, bounds, table_BW, rule, out_B).run()
+        return
+    context_B = lengths_B - bounds.diff()
+    out_B.copy_(window_starts(context_B, table_BW, layout))
 
 
 def context_tokens(
