@@ -131,7 +131,8 @@ WHOLE_NIBBLES = (
 
 
 def window_pages(cost: int) -> tuple[str, str]:
-    return "#define WINDOW_PAGES 10  ", f"#define WINDOW_PAGES {cost} "
+    usual = "#define WINDOW_PAGES (HEADS == 16 ? 12 : HEADS == 32 ? 14 : 10) "
+    return usual, f"#define WINDOW_PAGES {cost} "
 
 
 def item_cost(cost: int) -> tuple[str, str]:
@@ -163,9 +164,10 @@ TRIALS = (
         "n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, RAW_KEYS, W64_NO_WINDOW), right=False
     ),
     Trial("n64_no_window", 64, 2, 4, replace=(W64_NO_WINDOW,), right=False),
-    # for compute-sanitizer's racecheck, which follows every thread by itself
-    Trial("n16_every_lane", 16, 3, 2, defines=("EVERY_LANE",)),
-    Trial("n64_every_lane", 64, 2, 4, defines=("EVERY_LANE",)),
+    # for compute-sanitizer's racecheck
+    Trial("n16_checked", 16, 3, 2, defines=("CHECKED",)),
+    Trial("n32_checked", 32, 2, 2, defines=("CHECKED",)),
+    Trial("n64_checked", 64, 2, 4, defines=("CHECKED",)),
     # what windows, parts and their combination cost
     Trial("n16_immediate", 16, 3, 2, replace=IMMEDIATE, shapes=BOTH),
     Trial("n16_whole_nibbles", 16, 3, 2, replace=WHOLE_NIBBLES, shapes=BOTH),
@@ -177,7 +179,7 @@ TRIALS = (
     Trial("n16_window_6", 16, 3, 2, replace=(window_pages(6),), shapes=BOTH + FEW),
     Trial("n16_window_13", 16, 3, 2, replace=(window_pages(13),), shapes=BOTH + FEW),
     Trial("n32_window_6", 32, 2, 2, replace=(window_pages(6),)),
-    Trial("n32_window_14", 32, 2, 2, replace=(window_pages(14),)),
+    Trial("n32_window_16", 32, 2, 2, replace=(window_pages(16),)),
     Trial("n32_window_18", 32, 2, 2, replace=(window_pages(18),)),
     Trial("n64_window_6", 64, 2, 4, replace=(window_pages(6),)),
     Trial("n64_window_14", 64, 2, 4, replace=(window_pages(14),)),

@@ -277,6 +277,7 @@ DEVICE int first_set(u32 x) { return __builtin_ffs((int)x) - 1; }
 DEVICE void sync_warp() { emulator::warp_meet([](int) {}); }
 DEVICE void sync_block() { emulator::meet(emulator::whole, emulator::num_threads, [] {}); }
 DEVICE void sync_named(u32 id, u32 threads) { emulator::meet(emulator::named[id], threads, [] {}); }
+DEVICE void sync_apart(u32 id, u32 threads) { sync_named(id, threads); }
 DEVICE bool any_named(u32 id, u32 threads, bool p) {
   emulator::Meeting& m = emulator::named[id];
   m.any |= p;

@@ -158,10 +158,11 @@ def make_arguments(
 def shared_bytes(variant: Variant, layout: PageLayout) -> int:
     """SHARED_BYTES of tile.cuh, or of wide_tile.cuh."""
     columns, stages, warpgroups = variant.columns, variant.stages, variant.warpgroups
-    tile = 32 * columns
+    tile, checks = 32 * columns, 128 * ("CHECKED" in variant.defines)
     if columns == 64:
-        return stages * (layout.page_bytes + 7312 + 24) + 44 * tile + columns * 36 + 1728 + 1024
+        pages = stages * (layout.page_bytes + 7312 + 24)
+        return pages + 44 * tile + columns * 36 + 1728 + 1024 + checks
     prepared = 4864 + (2560 if layout.content_row_bytes == 256 else 4608) + 144
     pages = warpgroups * (stages * (layout.page_bytes + 8) + 2 * (prepared + 16))
     groups = warpgroups * (columns * 32 + 768 + 32) + columns * 8
-    return pages + (73 + 8 * warpgroups) * tile + groups + 32 + 1024
+    return pages + (73 + 8 * warpgroups) * tile + groups + 32 + 1024 + checks

@@ -12,9 +12,9 @@ if TYPE_CHECKING:  # a process that only compiles does not wait for torch
 
 _NARROW = (
     "device.cuh",
-    "arrivals.cuh",
     "schedule.cuh",
     "tile.cuh",
+    "arrivals.cuh",
     "rows.cuh",
     "products.cuh",
     "pages.cuh",
@@ -31,9 +31,9 @@ _NARROW = (
 _WIDE = (
     "device.cuh",
     "wide_device.cuh",
-    "arrivals.cuh",
     "schedule.cuh",
     "wide_tile.cuh",
+    "arrivals.cuh",
     "rows.cuh",
     "wide_pages.cuh",
     "wide_content{bits}.cuh",
@@ -55,7 +55,7 @@ class Variant:
     columns: int  # heads x query length of a tile: 16, 32 or 64
     warpgroups: int
     stages: int  # pages in flight or in use: for each warpgroup, or for all if 64 columns
-    defines: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()  # CHECKED: for compute-sanitizer's racecheck
 
     @property
     def threads(self) -> int:

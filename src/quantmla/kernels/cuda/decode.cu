@@ -24,7 +24,7 @@
 DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
   store_query(p, at, b, tile);
   fence_async_proxy();
-  sync_named(ITEM_BARRIER, ITEM_THREADS);
+  meet_apart(ITEM_BARRIER, ITEM_THREADS);
 }
 
 DEVICE void start_block() {
@@ -34,6 +34,8 @@ DEVICE void start_block() {
     barrier_init(SHARED_BASE + AT_READY + t * 8, ARRIVALS);
     barrier_init(SHARED_BASE + AT_EMPTY + t * 8, 4 * ARRIVALS);
   }
+  if (t < WARPGROUPS) init_meeting(1 + t, 128);
+  if (t == 0) init_meeting(CONSUMERS_BARRIER, CONSUMERS), init_meeting(ITEM_BARRIER, ITEM_THREADS);
   barrier_fence_init();
   // never written again: rows 10 to 15 of the zero points, and of the sums
   const u32 zeros = 6 * ZEROS_ROW / 4;
@@ -152,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       for (int k = block_index(); k < items; k += blocks) {
         if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
         produce(p, &map, at.warp, item, turn);
-        sync_named(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
+        meet_apart(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
       }
   } else {
     more_registers<CONSUMER_REGISTERS>();
@@ -161,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       if (item.part == 0 && thread_index() == 0)
         p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
       attend(p, at, item, k % p.tiles, turn);
-      sync_named(ITEM_BARRIER, ITEM_THREADS);
+      meet_apart(ITEM_BARRIER, ITEM_THREADS);
     }
     release_next_kernel();  // not earlier: it would crowd onto the multiprocessors that end first
   }

@@ -104,6 +104,8 @@ DEVICE int first_set(u32 x) { return __ffs(x) - 1; }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_named(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// The same for warps that come from different places in the program.
+DEVICE void sync_apart(u32 id, u32 threads) { asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE bool any_named(u32 id, u32 threads, bool p) {
   u32 r;
   asm volatile("{.reg .pred p, q; setp.ne.u32 p, %3, 0; bar.red.or.pred q, %1, %2, p; selp.u32 %0, 1, 0, q;}"
@@ -120,6 +122,16 @@ DEVICE void barrier_expect(u32 bar, u32 bytes) {
 }
 DEVICE void barrier_arrive(u32 bar, bool p) {  // of the threads with p
   asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(bar), "r"((u32)p) : "memory");
+}
+DEVICE u64 barrier_token(u32 bar) {  // arrives; what says of which phase
+  u64 token;
+  asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];" : "=l"(token) : "r"(bar) : "memory");
+  return token;
+}
+DEVICE bool barrier_passed(u32 bar, u64 token) {
+  u32 r;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(r) : "r"(bar), "l"(token) : "memory");
+  return r;
 }
 DEVICE bool barrier_test(u32 bar, u32 parity) {
   u32 r;

@@ -82,7 +82,7 @@ DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const I
 #pragma unroll 1
   for (u32 i = 0; i < STAGES; i++)
     if (lane == 0 && page + (int)i * WARPGROUPS < last) load_page(p, map, group, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
-  sync_named(ITEM_BARRIER, ITEM_THREADS);  // the query is there
+  meet_apart(ITEM_BARRIER, ITEM_THREADS);  // the query is there
   int loaded = page + STAGES * WARPGROUPS, number = loaded < last ? table[loaded] : 0;
 #pragma unroll 1
   for (u32 done = 0; page < last; page += WARPGROUPS, turn++, done++) {

@@ -93,17 +93,17 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
     if (at.lane < 4) sts_float(reduce + (j / 2 * 8 + at.pair * 2 + j % 2) * 4, x);
   }
   if (at.warp == 0 && at.lane == 0) sts_float(units + at.group * 4, unit);
-  sync_named(CONSUMERS_BARRIER, CONSUMERS);  // all pages have been read
+  meet(CONSUMERS_BARRIER, CONSUMERS);  // all pages have been read
   u32 t = thread_index();
   if (t < WARPGROUPS * HEADS) combine_sums(p, to, t / HEADS, t % HEADS, units, factors);
 #pragma unroll 1
   for (u32 half = 0; half < 2; half++) {
     u32 from = scratch + (room ? half * bytes : 0);
-    if (!room && half > 0) sync_named(CONSUMERS_BARRIER, CONSUMERS);  // the first half has been read
+    if (!room && half > 0) meet(CONSUMERS_BARRIER, CONSUMERS);  // the first half has been read
     if (half == 0) give(from + at.group * H2 * 2048, o[0]);
     else give(from + at.group * H2 * 2048, o[1]);
     fence_async_proxy();  // the next pages land here
-    sync_named(CONSUMERS_BARRIER, CONSUMERS);
+    meet(CONSUMERS_BARRIER, CONSUMERS);
     merge(p, at, to, half, from, factors);
   }
 }

@@ -42,7 +42,7 @@ DEVICE void raise_bounds(const Place& at, float unit, const float (&s)[H2], floa
     u32 to = reduce + (at.warp * HEADS + j * 8 + at.pair * 2) * 4;
     if (at.lane < 4) sts_float(to, x), sts_float(to + 4, y);
   }
-  sync_named(bar, 128);
+  meet(bar, 128);
   u32 n = thread_index() % 128;
   float old = 0, raised = 0;
   if (n < HEADS) {
@@ -50,9 +50,9 @@ DEVICE void raise_bounds(const Place& at, float unit, const float (&s)[H2], floa
     for (int w = 0; w < 4; w++) raised = fmaxf(raised, lds_float(reduce + (w * HEADS + n) * 4) - RAISE_ABOVE);
     sts_float(at.bound + n * 8 + 4, raised);
   }
-  sync_named(bar, 128);
+  meet(bar, 128);
   if (n < HEADS) sts_float(reduce + n * 4, exp2_fast(old - raised));
-  sync_named(bar, 128);
+  meet(bar, 128);
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     float f0 = lds_float(reduce + (j * 8 + at.pair * 2) * 4), f1 = lds_float(reduce + (j * 8 + at.pair * 2) * 4 + 4);
@@ -74,7 +74,7 @@ DEVICE void softmax(const Place& at, float unit, u32 buffer, const float (&s)[H2
     raise_bounds(at, unit, s, o, l);
     probabilities(at, unit, s, e, p);
     store_probabilities(at, buffer, p);
-    sync_named(1 + at.group, 128);
+    meet(1 + at.group, 128);
   }
   float down = SHIFTED ? exp2_fast(-unit) : 1.0f;
 #pragma unroll

@@ -65,7 +65,8 @@
 #define AT_EMPTY (AT_READY + WARPGROUPS * RING * 8)                // all has been read [WARPGROUPS][RING]
 #define AT_SCHEDULE (AT_EMPTY + WARPGROUPS * RING * 8)
 #define AT_COSTS (AT_SCHEDULE + THREADS / 4)
-#define SHARED_BYTES (AT_COSTS + STAGED * 4)
+#define AT_MEETING (AT_COSTS + STAGED * 4)
+#define SHARED_BYTES (AT_MEETING + MEETING_BYTES)
 
 // Named barriers beside 1 + group: of all consumers, and of those with the producers.
 #define CONSUMERS_BARRIER 8

@@ -42,6 +42,8 @@ DEVICE void start_block() {
       barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 8 * ARRIVALS);
     }
     for (u32 i = 0; i < 2; i++) barrier_init(published(step_of(i)), 4 * ARRIVALS), barrier_init(freed(step_of(i)), 9 * ARRIVALS);
+    init_meeting(1, 128), init_meeting(2, 128);
+    init_meeting(ALL_CONSUMERS, CONSUMERS), init_meeting(SUMS_DONE, CONSUMERS + 32);
   }
   barrier_fence_init();
   sync_block();
@@ -80,7 +82,7 @@ DEVICE void produce(const Arguments& p, const TensorMap* map, int chunk, int ite
       float sum[2] = {0, 0};
       add_up(lane, window_steps(part) + part.pages, turn, sum);
       sts_float(SHARED_BASE + AT_SUM + lane * 4, sum[0]), sts_float(SHARED_BASE + AT_SUM + lane * 4 + 128, sum[1]);
-      sync_named(SUMS_DONE, CONSUMERS + 32);
+      meet_apart(SUMS_DONE, CONSUMERS + 32);
     }
     if (warp > 1) prepare_pages(thread_index() - 320, part.pages, turn);
   }
@@ -98,9 +100,9 @@ DEVICE void consume(const Arguments& p, int chunk, int items) {
     if (item.part == 0 && thread_index() == 0)
       p.part_of[2 * item.sequence] = item.first, p.part_of[2 * item.sequence + 1] = item.parts;
     if (part.windowed) prefetch_rows(p, part.window, part.sequence);
-    sync_named(ALL_CONSUMERS, CONSUMERS);  // the part before is finished
+    meet(ALL_CONSUMERS, CONSUMERS);  // the part before is finished
     stage_query(p, at, part.sequence, part.tile);
-    sync_named(ALL_CONSUMERS, CONSUMERS);
+    meet(ALL_CONSUMERS, CONSUMERS);
     float o[4][H2];
 #pragma unroll
     for (int i = 0; i < 4 * H2; i++) o[i / H2][i % H2] = 0;

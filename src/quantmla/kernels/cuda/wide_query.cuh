@@ -23,7 +23,7 @@ template <int is_bf16> DEVICE void store_row(const Arguments& p, const Place& at
   for (int mask = 16; mask; mask >>= 1) most = fmaxf(most, shuffle_xor(most, mask));
   u32 largest = SHARED_BASE + AT_LARGEST;
   if (at.lane == 0) sts_float(largest + (at.group * 4 + at.warp) * 4, most);
-  sync_named(ALL_CONSUMERS, CONSUMERS);
+  meet(ALL_CONSUMERS, CONSUMERS);
   for (int i = 0; i < 8; i++) most = fmaxf(most, lds_float(largest + i * 4));
   most *= fabsf(p.scale_log2);
   // largest magnitude in [2^8, 2^9)

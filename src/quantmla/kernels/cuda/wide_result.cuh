@@ -9,7 +9,7 @@ struct Output {
 // Writes the part's normalised output, or the sequence's if it is whole. Run once, this code costs what
 // fetching it costs: it is short.
 DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float (&o)[4][H2]) {
-  sync_named(SUMS_DONE, CONSUMERS + 32);
+  meet_apart(SUMS_DONE, CONSUMERS + 32);
   int rows = p.query_len * p.heads, n = thread_index(), row = to.tile * HEADS + n;
   u32 factors = SHARED_BASE + AT_LIMIT;
   if (n < HEADS) {
@@ -19,7 +19,7 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
     if (!to.whole) p.part_lse[to.slot * HEADS + n] = lse;
     else if (row < rows) p.lse[(i64)to.sequence * rows + row] = lse * 0.6931471805599453f;
   }
-  sync_named(ALL_CONSUMERS, CONSUMERS);
+  meet(ALL_CONSUMERS, CONSUMERS);
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     V2 f = lds64(factors + (j * 8 + at.pair * 2) * 4);

@@ -16,7 +16,7 @@ DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int 
     sts64(rows_at(step) + i * 8, V2{(u32)row.address, (u32)(row.address >> 32)});
     sts32(tokens_at(step) + i * 4, row.token);
   }
-  sync_named(1 + at.group, 128);
+  meet(1 + at.group, 128);
 }
 
 DEVICE void score_rows(const Place& at, u32 step, float (&s)[H2]) {

@@ -49,7 +49,7 @@ DEVICE void raise_bounds(const Place& at, Step step, bool first, float (&s)[H2])
     u32 to = reduce + (at.warp * HEADS + j * 8 + at.pair * 2) * 4;
     if (at.lane < 4) sts_float(to, x), sts_float(to + 4, y);
   }
-  sync_named(1 + at.group, 128);
+  meet(1 + at.group, 128);
   u32 n = thread_index() % 128, bound = SHARED_BASE + AT_BOUND + n * 4;
   if (n < HEADS) {
     float more = first ? LOWEST : 0;
@@ -58,7 +58,7 @@ DEVICE void raise_bounds(const Place& at, Step step, bool first, float (&s)[H2])
     sts_float(raised(step) + n * 4, first ? 1.0f : exp2_fast(-more));
     sts_float(reduce + n * 4, more);
   }
-  sync_named(1 + at.group, 128);
+  meet(1 + at.group, 128);
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
     V2 more = lds64(reduce + (j * 8 + at.pair * 2) * 4);

@@ -61,7 +61,8 @@
 #define AT_FREE (AT_PUBLISHED + 16)              // have been read
 #define AT_SCHEDULE (AT_FREE + 16)
 #define AT_COSTS (AT_SCHEDULE + THREADS / 32 * 8)
-#define SHARED_BYTES (AT_COSTS + STAGED * 4)
+#define AT_MEETING (AT_COSTS + STAGED * 4)
+#define SHARED_BYTES (AT_MEETING + MEETING_BYTES)
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -3e4f       // of a maximum: columns that see no token

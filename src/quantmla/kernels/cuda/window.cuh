@@ -22,9 +22,9 @@ DEVICE void find_first_rows(const Arguments& p, const Window& w, int b) {
 // Those of rows 64 block to 64 block + 63.
 DEVICE void find_rows(const Arguments& p, const Place& at, const Window& w, int b, int block) {
   u32 i = thread_index() % 128;
-  sync_named(1 + at.group, 128);  // the block before has been read
+  meet(1 + at.group, 128);  // the block before has been read
   if (i < 64) place_row(at.group * 64 + i, find_row(p, w, b, block * 64 + i));
-  sync_named(1 + at.group, 128);
+  meet(1 + at.group, 128);
 }
 
 DEVICE void score_rows(const Place& at, float (&s)[H2]) {
