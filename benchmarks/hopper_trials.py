@@ -110,15 +110,6 @@ RAW_KEYS = (
 )
 
 
-# descriptors as numbers in the code
-IMMEDIATE = (
-    ("(u32 (&a)[steps][4], const u64* query,", "(u32 (&a)[steps][4], u32 query,"),
-    ("mma_float8<0>(acc, a[0], query[0]);", "mma_float8<0>(acc, a[0], query_tile(query));"),
-    ("a[i / 2], query[i]);", "a[i / 2], query_tile(query + i));"),
-    ("u32 prepared, const u64* queries, float", "u32 prepared, u32, float"),
-    ("queries[SUMS_TILE]", "query_tile(SUMS_TILE)"),
-    ("const u64* queries = page_descriptors(prepared).queries;", "const u32 queries = 0;"),
-)
 WHOLE_NIBBLES = (
     (
         "byte0 = x & 0x00ff00ff;\n  byte1 = permute(x, 0, 0x4341), n2 = byte1 & 0x000f000f;",
@@ -169,12 +160,8 @@ TRIALS = (
     Trial("n32_checked", 32, 2, 2, defines=("CHECKED",)),
     Trial("n64_checked", 64, 2, 4, defines=("CHECKED",)),
     # what windows, parts and their combination cost
-    Trial("n16_immediate", 16, 3, 2, replace=IMMEDIATE, shapes=BOTH),
     Trial("n16_whole_nibbles", 16, 3, 2, replace=WHOLE_NIBBLES, shapes=BOTH),
-    Trial("n16_neither", 16, 3, 2, replace=(*IMMEDIATE, *WHOLE_NIBBLES), shapes=BOTH),
-    Trial("n32_immediate", 32, 2, 2, replace=IMMEDIATE),
     Trial("n32_whole_nibbles", 32, 2, 2, replace=WHOLE_NIBBLES),
-    Trial("n32_neither", 32, 2, 2, replace=(*IMMEDIATE, *WHOLE_NIBBLES)),
     Trial("n16_window_3", 16, 3, 2, replace=(window_pages(3),), shapes=BOTH),
     Trial("n16_window_6", 16, 3, 2, replace=(window_pages(6),), shapes=BOTH + FEW),
     Trial("n16_window_13", 16, 3, 2, replace=(window_pages(13),), shapes=BOTH + FEW),

@@ -40,7 +40,7 @@ DEVICE void mask_group(V4 words, u32 g, u32 (&a)[2][4]) {
 
 // O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
-  const u64* probability = probabilities_at(at, buffer);
+  u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows);
 #pragma unroll

@@ -42,7 +42,7 @@ DEVICE void value_operands(V4 x, V4 s, u32 (&v)[4][4]) {
 
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
-  const u64* probability = probabilities_at(at, buffer);
+  u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
   V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
 #pragma unroll

@@ -3,12 +3,10 @@
 
 DEVICE void score_tile(const Place&, float (&d)[H2], u32 (&a)[4], u32 tile) { mma<1>(d, a, query_tile(tile)); }
 
-DEVICE const u64* probabilities_at(const Place& at, u32 buffer) {
-  return descriptors.of[uniform(at.group * RING + buffer)].probabilities;
-}
+DEVICE u32 probabilities_at(const Place& at, u32 buffer) { return uniform(descriptor(at.p_tile) + buffer * (4 * TILE / 16)); }
 
-DEVICE void add_values(float (&o)[4][H2], u32 (&v)[4][4], const u64* probabilities, u32 k) {
-  u64 p = probabilities[k];
+DEVICE void add_values(float (&o)[4][H2], u32 (&v)[4][4], u32 probabilities, u32 k) {
+  u64 p = operand(probabilities, k);
   mma_fence(v);
 #pragma unroll
   for (int plane = 0; plane < 4; plane++) mma<1>(o[plane], v[plane], p);

@@ -2,22 +2,22 @@
 // Zero points of all groups are one more product.
 
 // Products with both terms of the query.
-template <int steps> DEVICE void score_steps(u32 (&a)[steps][4], const u64* query, float (&acc)[H2]) {
+template <int steps> DEVICE void score_steps(u32 (&a)[steps][4], u32 query, float (&acc)[H2]) {
   mma_fence(a);
-  mma_float8<0>(acc, a[0], query[0]);
+  mma_float8<0>(acc, a[0], query_tile(query));
 #pragma unroll
-  for (int i = 1; i < 2 * steps; i++) mma_float8<1>(acc, a[i / 2], query[i]);
+  for (int i = 1; i < 2 * steps; i++) mma_float8<1>(acc, a[i / 2], query_tile(query + i));
   mma_commit();
 }
 
 // The page's mean rope key, the same for every row, and the zero points of all groups.
-DEVICE void score_offsets(const Place& at, u32 prepared, const u64* queries, float (&s)[H2]) {
+DEVICE void score_offsets(const Place& at, u32 prepared, float (&s)[H2]) {
   V4 z = ldmatrix_transposed(prepared + at.zero_matrix);
   u32 zero[1][4] = {{z.x, z.y, z.z, z.w}};
   read_means(at, prepared, s);
   settle(s);
   mma_fence(zero);
-  mma<1>(s, zero[0], queries[SUMS_TILE]);
+  mma<1>(s, zero[0], query_tile(SUMS_TILE));
   mma_commit();
 }
 
@@ -36,10 +36,9 @@ DEVICE void fold(V2 scale, const float (&acc)[H2], float (&s)[H2]) {
 // while the next group's is on its way.
 DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2]) {
   float acc[2][H2];
-  const u64* queries = page_descriptors(prepared).queries;
   u32 rows = stage + at.score_rows;
   V4 x, next = load_groups(rows, 0);
-  score_offsets(at, prepared, queries, s);
+  score_offsets(at, prepared, s);
 #pragma unroll
   for (u32 g = 0; g < 10; g++) {
     V2 scale;
@@ -52,11 +51,11 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2])
       }
       u32 a[2][4];
       mask_group(x, g, a);
-      score_steps(a, queries + KEY_TILE + g * 4, acc[g % 2]);
+      score_steps(a, KEY_TILE + g * 4, acc[g % 2]);
     } else {  // a band of the rope
       u32 upper = g == 8 ? next.x : next.z, lower = g == 8 ? next.y : next.w;
       u32 a[1][4] = {{lower_nibbles(upper), lower_nibbles(lower), upper_nibbles(upper), upper_nibbles(lower)}};
-      score_steps(a, queries + ROPE_TILE + (g - 8) * 2, acc[g % 2]);
+      score_steps(a, ROPE_TILE + (g - 8) * 2, acc[g % 2]);
     }
     if (g == 0) continue;
     mma_wait<1>();

@@ -91,23 +91,9 @@ struct Place {  // of a thread
 // Descriptor of a B operand: steps between 8 values of k, and between 8 columns, in 16 bytes.
 #define STEPS ((u32)HEADS << 16)
 #define OTHER_STEP 8
-#define DESCRIPTOR(address) ((u64)OTHER_STEP << 32 | ((address) >> 4 | STEPS))
-DEVICE u64 query_tile(u32 tile) { return DESCRIPTOR(SHARED_BASE + AT_QUERY + tile * TILE); }
-// Those of a page's products lie in constant memory: numbers in the code would take two moves each, and a load takes
-// one. Rows are alike but for probabilities; a row for each page is what keeps the compiler from holding them all.
-struct Descriptors {
-  u64 probabilities[4], queries[QUERY_TILES];
-};
-struct AllDescriptors {
-  Descriptors of[P_BUFFERS];
-  __device__ constexpr AllDescriptors() : of() {
-    for (u32 i = 0; i < P_BUFFERS; i++) {
-      for (u32 k = 0; k < 4; k++) of[i].probabilities[k] = DESCRIPTOR(SHARED_BASE + AT_P + (4 * i + k) * TILE);
-      for (u32 k = 0; k < QUERY_TILES; k++) of[i].queries[k] = DESCRIPTOR(SHARED_BASE + AT_QUERY + k * TILE);
-    }
-  }
-};
-__constant__ AllDescriptors descriptors;
+DEVICE u32 descriptor(u32 address) { return address >> 4 | STEPS; }
+DEVICE u64 operand(u32 descriptor_low, u32 tile) { return join(descriptor_low + tile * (TILE / 16), OTHER_STEP); }
+DEVICE u64 query_tile(u32 tile) { return operand(descriptor(SHARED_BASE + AT_QUERY), tile); }
 // Byte of element (k, n) of a B operand, of float16 and of float8.
 DEVICE u32 element(u32 k, u32 n) { return (k / 8) * (HEADS * 16) + n * 16 + (k % 8) * 2; }
 DEVICE u32 element8(u32 k, u32 n) { return (k / 16) * (HEADS * 16) + n * 16 + k % 16; }
@@ -133,7 +119,3 @@ DEVICE u32 full_barrier(u32 group, u32 slot) { return SHARED_BASE + AT_FULL + (g
 DEVICE u32 prepared_address(u32 group, u32 turn) { return SHARED_BASE + AT_PREPARED + (group * RING + turn % RING) * PREPARED; }
 DEVICE u32 ready_barrier(u32 group, u32 turn) { return SHARED_BASE + AT_READY + (group * RING + turn % RING) * 8; }
 DEVICE u32 empty_barrier(u32 group, u32 turn) { return SHARED_BASE + AT_EMPTY + (group * RING + turn % RING) * 8; }
-// Of the page with this prepared metadata.
-DEVICE const Descriptors& page_descriptors(u32 prepared) {
-  return descriptors.of[uniform((prepared - SHARED_BASE - AT_PREPARED) / PREPARED)];
-}

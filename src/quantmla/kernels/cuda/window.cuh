@@ -77,7 +77,7 @@ DEVICE void load_row_values(const Place& at, u32 k, u32 half, RowValues& to) {
 
 // Both halves of the first 16 rows are there, or on their way; those of later rows are asked for early.
 DEVICE void value_rows(const Place& at, u32 buffer, RowValues (&x)[2], float (&o)[2][4][H2]) {
-  const u64* probability = probabilities_at(at, buffer);
+  u32 probability = probabilities_at(at, buffer);
 #pragma unroll 1
   for (u32 k = 0; k < 4; k++)
 #pragma unroll
