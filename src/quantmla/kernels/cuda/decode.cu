@@ -29,13 +29,17 @@ DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
 
 DEVICE void start_block() {
   u32 t = thread_index();
-  if (t < WARPGROUPS * STAGES) barrier_init(SHARED_BASE + AT_FULL + t * 8, 1);
-  if (t < WARPGROUPS * RING) {
-    barrier_init(SHARED_BASE + AT_READY + t * 8, ARRIVALS);
-    barrier_init(SHARED_BASE + AT_EMPTY + t * 8, 4 * ARRIVALS);
+  if (t == 0) {
+#pragma unroll 1
+    for (u32 i = 0; i < WARPGROUPS * STAGES; i++) barrier_init(SHARED_BASE + AT_FULL + i * 8, 1);
+#pragma unroll 1
+    for (u32 i = 0; i < WARPGROUPS * RING; i++) {
+      barrier_init(SHARED_BASE + AT_READY + i * 8, ARRIVALS);
+      barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 4 * ARRIVALS);
+    }
+    for (u32 i = 1; i <= WARPGROUPS; i++) init_meeting(i, 128);
+    init_meeting(CONSUMERS_BARRIER, CONSUMERS), init_meeting(ITEM_BARRIER, ITEM_THREADS);
   }
-  if (t < WARPGROUPS) init_meeting(1 + t, 128);
-  if (t == 0) init_meeting(CONSUMERS_BARRIER, CONSUMERS), init_meeting(ITEM_BARRIER, ITEM_THREADS);
   barrier_fence_init();
   // never written again: rows 10 to 15 of the zero points, and of the sums
   const u32 zeros = 6 * ZEROS_ROW / 4;
