@@ -36,7 +36,10 @@ def _before(text: str, stamp: str) -> tuple[str, str]:
     return text, f"{stamp}\n{text}"
 
 
-SOFTMAX = "    softmax(at, unit - shift, turn % 2, s, o, l);\n"
+SOFTMAX = (
+    "    softmax(at, unit - shift, turn % 2, s, o, l, "
+    "[&] { first_values(at, stage, prepared, first); });\n"
+)
 STAMPS = (
     _before("typedef unsigned char u8;", _DEFINITIONS),
     _after("struct Place {  // of a thread\n", "  u32 traced;"),
@@ -57,7 +60,7 @@ STAMPS = (
     _before("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(1)"),
     _after("    score_page(at, stage, prepared, s);\n", "    STAMP_PAGE(2)"),
     _after(SOFTMAX, "    STAMP_PAGE(3)"),
-    _after("    value_page(at, stage, prepared, turn % 2, o);\n", "    STAMP_PAGE(4)"),
+    _after("    value_page(at, stage, prepared, turn % 2, first, o);\n", "    STAMP_PAGE(4)"),
 )
 
 

@@ -30,10 +30,12 @@ NO_SCORES = (
     "    score_page(at, stage, prepared, s);\n",
     "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n",
 )
-NO_VALUES = ("    value_page(at, stage, prepared, turn % 2, o);\n", "")
+NO_VALUES = ("    value_page(at, stage, prepared, turn % 2, first, o);\n", "")
+_FIRST_VALUES = "    }\n    FirstValues first;\n"
 NO_SOFTMAX = (
-    "    }\n" + SOFTMAX,
-    "    }\n    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
+    _FIRST_VALUES + SOFTMAX,
+    _FIRST_VALUES + "    first_values(at, stage, prepared, first);\n"
+    "    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
 NO_PREPARING = (
     "  for (u32 first = 0; first < 10; first += 4) "
@@ -63,7 +65,7 @@ ROW_PREFETCH = (
     "    if (i < rows) prefetch_bytes((const void*)row.address, (LATENT + ROPE) * 2);\n",
 )
 _EARLY_VALUES = "    load_row_values(at, 0, 0, x[0]), load_row_values(at, 0, 1, x[1]);\n"
-_WINDOW_SOFTMAX = "    softmax(at, 0, buffer, s, o, l);\n"
+_WINDOW_SOFTMAX = "    softmax(at, 0, buffer, s, o, l, [] {});\n"
 LATE_VALUES = (_EARLY_VALUES + _WINDOW_SOFTMAX, _WINDOW_SOFTMAX + _EARLY_VALUES)
 NO_COMBINE = ("  if (count == 1) return;\n", "  if (count >= 1) return;\n")
 LOADS_ONLY = (NO_SCORES, NO_SOFTMAX, NO_VALUES, NO_WINDOW)

@@ -38,11 +38,16 @@ DEVICE void mask_group(V4 words, u32 g, u32 (&a)[2][4]) {
   a[1][0] = x & 0x03030303, a[1][1] = y & 0x03030303, a[1][2] = x & 0x0c0c0c0c, a[1][3] = y & 0x0c0c0c0c;
 }
 
+struct FirstValues {  // what the first operands are made of
+  V4 words;
+};
+DEVICE void first_values(const Place& at, u32 stage, u32, FirstValues& first) { first.words = ldmatrix_transposed(stage + at.value_rows); }
+
 // O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
-DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
+DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, FirstValues& first, float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
-  V4 next = ldmatrix_transposed(rows);
+  V4 next = first.words;
 #pragma unroll
   for (u32 k = 0; k < 4; k++) {
     V4 x = next;

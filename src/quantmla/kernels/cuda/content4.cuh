@@ -40,13 +40,25 @@ DEVICE void value_operands(V4 x, V4 s, u32 (&v)[4][4]) {
   scale_in_place(x.w, s.z, s.w, second_17, v[0][3], v[1][3], v[2][3], v[3][3]);
 }
 
+struct FirstValues {  // operands of the first products, and what the next ones are made of
+  u32 v[4][4];
+  V4 next, next_scale;
+};
+DEVICE void first_values(const Place& at, u32 stage, u32 prepared, FirstValues& first) {
+  u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
+  V4 x = ldmatrix_transposed(rows), scale = lds128(scales);
+  first.next = ldmatrix_transposed(rows + HALF), first.next_scale = lds128(scales + VALUE_STEP * VALUE_GROUP_BYTES);
+  value_operands(x, scale, first.v);
+}
+
 // O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
-DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, float (&o)[2][4][H2]) {
+DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, FirstValues& first, float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
-  V4 next = ldmatrix_transposed(rows), next_scale = lds128(scales);
+  V4 next = first.next, next_scale = first.next_scale;
+  add_values(o[0], first.v, probability, 0);
 #pragma unroll
-  for (u32 i = 0; i < 8; i++) {
+  for (u32 i = 1; i < 8; i++) {
     V4 x = next, s = next_scale;
     if (i < 7) {
       next = ldmatrix_transposed(rows + (i + 1) % 2 * HALF + (i + 1) / 2 * 2048);

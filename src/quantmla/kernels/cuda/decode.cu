@@ -85,7 +85,7 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
     score_rows(at, s);
     RowValues x[2];
     load_row_values(at, 0, 0, x[0]), load_row_values(at, 0, 1, x[1]);
-    softmax(at, 0, buffer, s, o, l);
+    softmax(at, 0, buffer, s, o, l, [] {});
     value_rows(at, buffer, x, o);
   }
 }
@@ -126,9 +126,10 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
       for (int i = 0; i < H2; i++)
         if (token + (i & 2 ? 8 : 0) < w.sinks) s[i] = -INFINITE;
     }
-    softmax(at, unit - shift, turn % 2, s, o, l);
+    FirstValues first;
+    softmax(at, unit - shift, turn % 2, s, o, l, [&] { first_values(at, stage, prepared, first); });
     ready = barrier_test(ready_barrier(at.group, turn + 1), (turn + 1) / RING % 2);
-    value_page(at, stage, prepared, turn % 2, o);
+    value_page(at, stage, prepared, turn % 2, first, o);
     sync_warp();
     warp_arrives(empty_barrier(at.group, turn), at.lane);
   }

@@ -65,11 +65,14 @@ DEVICE void raise_bounds(const Place& at, float unit, const float (&s)[H2], floa
   }
 }
 
-DEVICE void softmax(const Place& at, float unit, u32 buffer, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4]) {
+// `meanwhile`: what is done before the other warps' probabilities are waited for.
+template <class Work>
+DEVICE void softmax(const Place& at, float unit, u32 buffer, const float (&s)[H2], float (&o)[2][4][H2], float (&l)[HEADS / 4], Work meanwhile) {
   float e[H2];
   u32 p[H2 / 2];
   u32 most = probabilities(at, unit, s, e, p);
   store_probabilities(at, buffer, p);
+  meanwhile();
   if (uniform(any_named(1 + at.group, 128, most > MOST_HALF))) {
     raise_bounds(at, unit, s, o, l);
     probabilities(at, unit, s, e, p);
