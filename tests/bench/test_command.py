@@ -28,7 +28,7 @@ def test_without_a_gpu_one_sentence_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backends": ["gluon"]}, r"backend 'gluon' is not one of \('triton', 'cuda'"),
+        ({"backends": ["gluon"]}, r"backend 'gluon' is not one of \('cuda', 'triton'"),
         ({"formats": ["c5r4"]}, "unknown cache format 'c5r4'"),
         ({"libraries": Path("nowhere")}, "no folder at nowhere"),
     ],

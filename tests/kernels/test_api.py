@@ -55,7 +55,7 @@ def test_a_named_backend_that_cannot_says_why(call: tuple[DecodeQuery, CacheView
 
 
 def test_an_unknown_backend_names_the_known_ones(call: tuple[DecodeQuery, CacheView]) -> None:
-    with pytest.raises(UsageError, match=r"'gluon' is not one of.*auto.*triton.*cuda.*reference"):
+    with pytest.raises(UsageError, match=r"'gluon' is not one of.*auto.*cuda.*triton.*reference"):
         decode(*call, backend="gluon")
 
 
@@ -82,14 +82,13 @@ def test_triton_names_what_is_in_the_way(changes: dict, reason: str) -> None:
     assert reason in (triton_backend.why_not(problem(**changes)) or "")
 
 
-def test_what_the_hopper_kernels_leave_to_triton() -> None:
+def test_auto_takes_the_hopper_kernels_but_for_what_they_leave_to_triton() -> None:
     pytest.importorskip("cuda.bindings")
     from quantmla.kernels.cuda import backend as hopper_backend
 
     for operation in ("decode", "append", "gather"):
         usual = problem(operation=operation)
-        assert choose(usual, "cuda") is hopper_backend
-        assert choose(usual, "auto") is triton_backend
+        assert choose(usual, "auto") is hopper_backend
     others = (
         {"capability": (8, 0)},
         {"kv_lora_rank": 256},
