@@ -108,10 +108,12 @@ DEVICE void consume(const Arguments& p, int chunk, int items) {
     for (int i = 0; i < 4 * H2; i++) o[i / H2][i % H2] = 0;
     u32 bf16 = window_steps(part);
     attend_rows(p, at, part.window, part.sequence, step, bf16, o);
+    to_bytes(o);
     settle_output(o);  // the loop below has its own registers
     step += bf16;
     attend_pages(at, step, part.pages, turn, part.window.sinks - part.first * PAGE_SIZE, bf16 > 0, o);
     step += part.pages, turn += part.pages;
+    to_planes(o);
     finish(p, at, Output{part.sequence, part.tile, (i64)(item.first + item.part) * p.tiles + part.tile, item.parts == 1}, o);
   }
 }

@@ -66,6 +66,10 @@ DEVICE void unpack_words(const Place& at, const Words& w, u32 (&v)[4][4]) {
   scale_crumbs(w.x.w >> down, w.lower.z, w.lower.w, v[0][3], v[1][3], v[2][3], v[3][3]);
 }
 
+// Outputs are those of planes.
+DEVICE void to_bytes(float (&)[4][H2]) {}
+DEVICE void to_planes(float (&)[4][H2]) {}
+
 // Query channels 32 i + 8 part and on, one word, to 4 tiles.
 DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, const float (&x)[8]) {
   u32 to = query + i / 2 * 4 * TILE;

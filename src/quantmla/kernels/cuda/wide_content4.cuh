@@ -1,5 +1,14 @@
 // Content of 4 bits: word j of a row holds channels 4j to 4j + 3, a group is 16 words.
 
+// 4 planes of a word, of two tokens; odd ones as whole bytes, whose offset is 17 times as large.
+DEVICE void scale_bytes(u32 x, u32 scale, u32 offset, u32 offset_17, u32& v0, u32& v1, u32& v2, u32& v3) {
+  u32 n0, byte0, n2, byte1;
+  mask_nibbles(x, n0, byte0, n2, byte1);
+  v0 = hfma2(n0, scale, offset), v1 = hfma2(byte0, scale, offset_17);
+  v2 = hfma2(n2, scale, offset), v3 = hfma2(byte1, scale, offset_17);
+}
+DEVICE u32 times_17(u32 x) { return hmul2(x, 0x4c404c40); }
+
 struct Start {  // of a page's scores: operands of the first group
   u32 a[4][4];
 };
@@ -47,12 +56,23 @@ DEVICE Words load_words(const Place& at, u32 stage, u32 prepared, u32 k) {
 }
 
 // Operands of O[channel 4 word + plane][head] += V^T P; rows are words 64 group + 16 warp + row and + 8.
+// Odd planes are whole bytes: 16 times as much, and the plane before.
 DEVICE void unpack_words(const Place& at, const Words& w, u32 (&v)[4][4]) {
-  u32 first = sixteenth_of(w.scale.x), second = sixteenth_of(w.scale.z);
-  scale_nibbles(w.x.x, w.scale.x, first, w.scale.y, v[0][0], v[1][0], v[2][0], v[3][0]);
-  scale_nibbles(w.x.y, w.scale.x, first, w.scale.y, v[0][1], v[1][1], v[2][1], v[3][1]);
-  scale_nibbles(w.x.z, w.scale.z, second, w.scale.w, v[0][2], v[1][2], v[2][2], v[3][2]);
-  scale_nibbles(w.x.w, w.scale.z, second, w.scale.w, v[0][3], v[1][3], v[2][3], v[3][3]);
+  u32 first = times_17(w.scale.y), second = times_17(w.scale.w);
+  scale_bytes(w.x.x, w.scale.x, w.scale.y, first, v[0][0], v[1][0], v[2][0], v[3][0]);
+  scale_bytes(w.x.y, w.scale.x, w.scale.y, first, v[0][1], v[1][1], v[2][1], v[3][1]);
+  scale_bytes(w.x.z, w.scale.z, w.scale.w, second, v[0][2], v[1][2], v[2][2], v[3][2]);
+  scale_bytes(w.x.w, w.scale.z, w.scale.w, second, v[0][3], v[1][3], v[2][3], v[3][3]);
+}
+
+// Outputs of planes to those that such operands give, and back.
+DEVICE void to_bytes(float (&o)[4][H2]) {
+#pragma unroll
+  for (int i = 0; i < H2; i++) o[1][i] = 16.0f * o[1][i] + o[0][i], o[3][i] = 16.0f * o[3][i] + o[2][i];
+}
+DEVICE void to_planes(float (&o)[4][H2]) {
+#pragma unroll
+  for (int i = 0; i < H2; i++) o[1][i] = 0.0625f * (o[1][i] - o[0][i]), o[3][i] = 0.0625f * (o[3][i] - o[2][i]);
 }
 
 // Query channels 32 i + 8 part and on, two words, to 4 tiles.

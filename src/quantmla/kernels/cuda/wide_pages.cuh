@@ -78,17 +78,9 @@ DEVICE void prepare_page(u32 stage, u32 to, u32 thread) {
   if (thread == 0) sts32(to + SHIFT, shift);
 }
 
-#if SHIFTED
-// 4 nibbles of a word, of two tokens; `sixteenth` of the scale, for upper nibbles.
-DEVICE void scale_nibbles(u32 x, u32 scale, u32 sixteenth, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
-  u32 y = x >> 8;
-  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, sixteenth, offset);
-  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, sixteenth, offset);
-}
-DEVICE u32 sixteenth_of(u32 scale) { return hmul2(scale, 0x2c002c00); }
-#else
+#if !SHIFTED
 // 4 nibbles of a word, of two tokens: scale * (64 + n) - scale * (64 + zero).
-DEVICE void scale_nibbles(u32 x, u32 scale, u32, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
+DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
   v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
   v1 = hfma2(and_or(x, 0x00f000f0, 0x54005400), scale, offset);
   v2 = hfma2(and_or(x >> 4, 0x00f000f0, 0x54005400), scale, offset);
@@ -115,7 +107,7 @@ DEVICE void scale_nibbles(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3)
   v2 = hfma2(y & 0x000f000f, twice_low(r.pair), twice_high(r.pair));
   v3 = hfma2(y & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));
 #else
-  scale_nibbles(x, twice_low(r.pair), 0, twice_high(r.pair), v0, v1, v2, v3);
+  scale_nibbles(x, twice_low(r.pair), twice_high(r.pair), v0, v1, v2, v3);
 #endif
 }
 
