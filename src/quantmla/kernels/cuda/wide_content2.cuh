@@ -71,7 +71,7 @@ DEVICE void to_bytes(float (&)[4][H2]) {}
 DEVICE void to_planes(float (&)[4][H2]) {}
 
 // Query channels 32 i + 8 part and on, one word, to 4 tiles.
-DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, const float (&x)[8]) {
+DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, float (&x)[8]) {
   u32 to = query + i / 2 * 4 * TILE;
 #pragma unroll
   for (u32 plane = 0; plane < 8; plane++)

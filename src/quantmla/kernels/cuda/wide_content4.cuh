@@ -1,23 +1,14 @@
 // Content of 4 bits: word j of a row holds channels 4j to 4j + 3, a group is 16 words.
 
-// 4 planes of a word, of two tokens; odd ones as whole bytes, whose offset is 17 times as large.
-DEVICE void scale_bytes(u32 x, u32 scale, u32 offset, u32 offset_17, u32& v0, u32& v1, u32& v2, u32& v3) {
-  u32 n0, byte0, n2, byte1;
-  mask_nibbles(x, n0, byte0, n2, byte1);
-  v0 = hfma2(n0, scale, offset), v1 = hfma2(byte0, scale, offset_17);
-  v2 = hfma2(n2, scale, offset), v3 = hfma2(byte1, scale, offset_17);
-}
-DEVICE u32 times_17(u32 x) { return hmul2(x, 0x4c404c40); }
-
 struct Start {  // of a page's scores: operands of the first group
   u32 a[4][4];
 };
 
 DEVICE void unpack_keys(const V4& x, const RowScales& scale, u32 (&a)[4][4]) {
-  scale_nibbles(x.x, scale.upper, a[0][0], a[1][0], a[2][0], a[3][0]);
-  scale_nibbles(x.y, scale.lower, a[0][1], a[1][1], a[2][1], a[3][1]);
-  scale_nibbles(x.z, scale.upper, a[0][2], a[1][2], a[2][2], a[3][2]);
-  scale_nibbles(x.w, scale.lower, a[0][3], a[1][3], a[2][3], a[3][3]);
+  scale_word(x.x, scale.upper, a[0][0], a[1][0], a[2][0], a[3][0]);
+  scale_word(x.y, scale.lower, a[0][1], a[1][1], a[2][1], a[3][1]);
+  scale_word(x.z, scale.upper, a[0][2], a[1][2], a[2][2], a[3][2]);
+  scale_word(x.w, scale.lower, a[0][3], a[1][3], a[2][3], a[3][3]);
 }
 
 DEVICE void start_scores(const Place& at, u32 stage, u32 prepared, Start& start) {
@@ -76,8 +67,10 @@ DEVICE void to_planes(float (&o)[4][H2]) {
 }
 
 // Query channels 32 i + 8 part and on, two words, to 4 tiles.
-DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, const float (&x)[8]) {
+DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, float (&x)[8]) {
   u32 to = query + i / 2 * 4 * TILE + element(i % 2 * 8 + 2 * part, n);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) query_of_bytes(x[j], x[j + 1]);
 #pragma unroll
   for (u32 plane = 0; plane < 4; plane++) sts32(to + plane * TILE, pack_half2(x[plane], x[4 + plane]));
 }
@@ -91,6 +84,7 @@ DEVICE void row_operands(u64 upper, u64 lower, u32 g, const Place& at, u32 (&a)[
   for (int i = 0; i < 4; i++) {
     a[0][i] = halves(x[i].x << 16, x[i].z << 16), a[1][i] = halves(x[i].x, x[i].z);
     a[2][i] = halves(x[i].y << 16, x[i].w << 16), a[3][i] = halves(x[i].y, x[i].w);
+    row_bytes(a[0][i], a[1][i]), row_bytes(a[2][i], a[3][i]);
   }
 }
 

@@ -54,7 +54,7 @@ DEVICE void prepare_unit(u32 stage, u32 to, u32 unit, int shift) {
   for (u32 i = 0; i < 4; i++) {
     u32 row = permute(x[i / 2][0].x, x[i / 2][0].y, i % 2 ? 0x7632 : 0x5410);
     u32 lower = permute(x[i / 2][1].x, x[i / 2][1].y, i % 2 ? 0x7632 : 0x5410);
-    sts128(scores + i / 2 * SCORE_GROUP_BYTES + i % 2 * 16, V4{row, hmul2(row, 0x3c002c00), lower, hmul2(lower, 0x3c002c00)});
+    sts128(scores + i / 2 * SCORE_GROUP_BYTES + i % 2 * 16, V4{row, hmul2(row, 0x4c403c00), lower, hmul2(lower, 0x4c403c00)});
   }
   if (two == 4) return;
   sts128(values, V4{x[0][0].x, x[0][0].y, x[0][1].x, x[0][1].y});
@@ -64,9 +64,10 @@ DEVICE void prepare_unit(u32 stage, u32 to, u32 unit, int shift) {
 // Mean rope keys of words 2i and 2i + 1 of a band, by 8 threads.
 DEVICE void prepare_means(u32 stage, u32 to, u32 i, int shift) {
   V4 x = lds128(stage + AT_MEAN + i * 16);
-  float unit = power(shift - 24);
-  sts128(to + MEANS + i * 16, V4{pack_half2(half_low(x.x) * unit, half_low(x.z) * unit), pack_half2(half_high(x.x) * unit, half_high(x.z) * unit),
-                                 pack_half2(half_low(x.y) * unit, half_low(x.w) * unit), pack_half2(half_high(x.y) * unit, half_high(x.w) * unit)});
+  float unit = power(shift - 24), up = SHIFTED ? 16 * unit : unit, add = SHIFTED ? unit : 0;
+  float x0 = half_low(x.x), y0 = half_low(x.z), x2 = half_low(x.y), y2 = half_low(x.w);
+  sts128(to + MEANS + i * 16, V4{pack_half2(x0 * unit, y0 * unit), pack_half2(half_high(x.x) * up + x0 * add, half_high(x.z) * up + y0 * add),
+                                 pack_half2(x2 * unit, y2 * unit), pack_half2(half_high(x.y) * up + x2 * add, half_high(x.w) * up + y2 * add)});
 }
 
 // By the producer's 64 threads of two warps.
@@ -78,7 +79,26 @@ DEVICE void prepare_page(u32 stage, u32 to, u32 thread) {
   if (thread == 0) sts32(to + SHIFT, shift);
 }
 
-#if !SHIFTED
+// Odd planes may be whole bytes, 16 times as large and the plane before: that saves a mask. Values' are undone in the
+// output, once; keys' in the query, k0 q0 + k1 q1 = k0 (q0 - q1 / 16) + (k0 + 16 k1) q1 / 16.
+#if SHIFTED
+DEVICE u32 times_17(u32 x) { return hmul2(x, 0x4c404c40); }
+// 4 planes of a word, of two tokens: scale * n - scale * zero.
+DEVICE void scale_bytes(u32 x, u32 scale, u32 offset, u32 offset_17, u32& v0, u32& v1, u32& v2, u32& v3) {
+  u32 n0, byte0, n2, byte1;
+  mask_nibbles(x, n0, byte0, n2, byte1);
+  v0 = hfma2(n0, scale, offset), v1 = hfma2(byte0, scale, offset_17);
+  v2 = hfma2(n2, scale, offset), v3 = hfma2(byte1, scale, offset_17);
+}
+// A query for such keys.
+DEVICE void query_of_bytes(float& q0, float& q1) { q1 *= 0.0625f, q0 -= q1; }
+// Such keys of bf16 rows, 1/16 of them: float16 has no room above.
+#define ROWS_UNIT 16.0f
+DEVICE void row_bytes(u32& k0, u32& k1) { k0 = hmul2(k0, 0x2c002c00), k1 = hadd2(k1, k0); }
+#else
+DEVICE void query_of_bytes(float&, float&) {}
+#define ROWS_UNIT 1.0f
+DEVICE void row_bytes(u32&, u32&) {}
 // 4 nibbles of a word, of two tokens: scale * (64 + n) - scale * (64 + zero).
 DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
   v0 = hfma2(and_or(x << 4, 0x00f000f0, 0x54005400), scale, offset);
@@ -88,8 +108,8 @@ DEVICE void scale_nibbles(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v
 }
 #endif
 
-struct RowScale {  // of a row and a group: {scale, offset}, and {scale / 16, offset}
-  u32 pair, sixteenth;
+struct RowScale {  // of a row and a group: {scale, offset}, and {scale, 17 offset}
+  u32 pair, bytes;
 };
 struct RowScales {  // of this thread's two tokens
   RowScale upper, lower;
@@ -99,13 +119,10 @@ DEVICE RowScales row_scales(const Place& at, u32 prepared, u32 group) {
   return RowScales{{x.x, x.y}, {x.z, x.w}};
 }
 
-DEVICE void scale_nibbles(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3) {
+// 4 planes of a word of keys.
+DEVICE void scale_word(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3) {
 #if SHIFTED
-  u32 y = x >> 8;
-  v0 = hfma2(x & 0x000f000f, twice_low(r.pair), twice_high(r.pair));
-  v1 = hfma2(x & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));
-  v2 = hfma2(y & 0x000f000f, twice_low(r.pair), twice_high(r.pair));
-  v3 = hfma2(y & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));
+  scale_bytes(x, twice_low(r.pair), twice_high(r.pair), twice_high(r.bytes), v0, v1, v2, v3);
 #else
   scale_nibbles(x, twice_low(r.pair), twice_high(r.pair), v0, v1, v2, v3);
 #endif
@@ -113,8 +130,8 @@ DEVICE void scale_nibbles(u32 x, RowScale r, u32& v0, u32& v1, u32& v2, u32& v3)
 
 // Rope keys of a band of two rows, with the page's mean: plane 2i, then plane 2i + 1.
 DEVICE void rope_keys(u32 x, u32 y, const RowScales& scale, V4 mean, u32 (&a)[2][4]) {
-  scale_nibbles(x, scale.upper, a[0][0], a[0][2], a[1][0], a[1][2]);
-  scale_nibbles(y, scale.lower, a[0][1], a[0][3], a[1][1], a[1][3]);
+  scale_word(x, scale.upper, a[0][0], a[0][2], a[1][0], a[1][2]);
+  scale_word(y, scale.lower, a[0][1], a[0][3], a[1][1], a[1][3]);
   u32 of[4] = {mean.x, mean.y, mean.z, mean.w};
 #pragma unroll
   for (int i = 0; i < 8; i++) a[i / 4][i % 4] = hadd2(a[i / 4][i % 4], of[i / 4 * 2 + i / 2 % 2]);

@@ -24,7 +24,7 @@
 #define SHIFTED 0
 #endif
 
-// Integers of 4 bits are read in place, as subnormal float16 numbers n 2^-24 (upper nibbles as 16 n 2^-24),
+// Integers of 4 bits are read in place, as subnormal float16 numbers n 2^-24 (whole bytes stand for upper nibbles),
 // and scales carry the page's 2^shift, so that the largest is near 2^15: keys and values of a page are in
 // units of 2^(shift - 24). Content of 2 bits, and its rope, is not shifted: units of 1, as if shift were 24.
 // Outputs are in units of 2^(OUTPUT_SHIFT - 24): a page's probabilities make up for the difference.
@@ -32,12 +32,12 @@
 #define NO_SHIFT 24
 
 // What is made of a page's scales and zero points, in float16.
-// For scores [10 groups][4 warps][8 rows]: {scale, offset} of a row, {scale / 16, offset}, and both of row + 8.
+// For scores [10 groups][4 warps][8 rows]: {scale, offset} of a row, {scale, 17 offset}, and both of row + 8.
 // For values [8 groups][4 steps of 16 tokens][4]: scales, offsets of tokens 2i and 2i + 1, then of those + 8.
 #define SCORE_SCALES 0
 #define SCORE_GROUP_BYTES 512
 #define VALUE_SCALES 5120
-#define MEANS 7168  // of rope keys, in the page's unit [2 bands][4][4 planes]: of words 2i and 2i + 1
+#define MEANS 7168  // of rope keys, in the page's unit [2 bands][4][4 planes], for odd planes as operands want them: of words 2i and 2i + 1
 #define SHIFT 7296
 #define PREPARED 7312
 
