@@ -49,7 +49,7 @@ DEVICE void merge(const Arguments& p, const Place& at, const Output& to, u32 hal
     for (int plane = 0; plane < 4; plane++) x[plane] *= 1.0f / plane_factor(plane);
     int row = to.tile * HEADS + n;
     if (!to.whole) {
-      *(V2*)(p.part_out + (to.slot * HEADS + n) * LATENT + channel) = V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])};
+      stg64(p.part_out + (to.slot * HEADS + n) * LATENT + channel, V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])});
     } else if (row < rows) {
       V2 packed = p.is_bf16 ? V2{pack_bf162(x[0], x[1]), pack_bf162(x[2], x[3])} : V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])};
       *(V2*)(p.out + ((i64)to.sequence * rows + row) * LATENT + channel) = packed;

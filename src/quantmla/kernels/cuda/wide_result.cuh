@@ -39,7 +39,7 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
     int head = k / 4 * 8 + k % 2, away = head * LATENT + (k & 2 ? down : 0);
     float x0 = o[0][k], x1 = o[1][k], x2 = o[2][k], x3 = o[3][k];
     if (!to.whole) {
-      *(V2*)(part + away) = V2{pack_half2(x0, x1), pack_half2(x2, x3)};
+      stg64(part + away, V2{pack_half2(x0, x1), pack_half2(x2, x3)});
     } else if (row + head < rows) {
       V2 packed = p.is_bf16 ? V2{pack_bf162(x0, x1), pack_bf162(x2, x3)} : V2{pack_half2(x0, x1), pack_half2(x2, x3)};
       *(V2*)(out + away) = packed;
