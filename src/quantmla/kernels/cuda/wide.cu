@@ -7,7 +7,8 @@
 // probabilities are in shared memory, and both consumers multiply their half of its values by them.
 //
 // Scores: keys are unpacked and scaled as values are, so that all products of a page add to one sum; the
-// mean rope key is added to the rope's operands.
+// mean rope key is added to the rope's operands. To fold scales into sums, as decode.cu does, would cost more
+// with 64 columns.
 //
 // The third warpgroup has few registers: one warp asks for pages, two prepare their scales, and one
 // adds up probabilities.
@@ -67,7 +68,7 @@ DEVICE void prepare_pages(u32 thread, u32 pages, u32& turn) {
   for (u32 end = turn + pages; turn < end; turn++) {
     u32 slot = turn % STAGES;
     barrier_sleep(SHARED_BASE + AT_LOADED + slot * 8, turn / STAGES % 2);
-    prepare_page(page_at(slot), prepared_at(slot), thread);
+    prepare_page(page_at(slot), prepared_at(slot), thread ^ turn % 2 * 32);  // one warp has more to do: in turn
     sync_warp();
     warp_arrives(SHARED_BASE + AT_READY + slot * 8, thread % 32);
   }

@@ -22,9 +22,7 @@ DEVICE int find_shift(u32 stage, u32 lane) {
     V4 x = lds128(from + (i < 2 || lane < 16 ? i * 512 : 0));
     most = hmax2(most, hmax2(hmax2(x.x, x.y), hmax2(x.z, x.w)));
   }
-  int value = max(most & 0xffff, most >> 16);
-  for (int mask = 16; mask; mask >>= 1) value = max(value, shuffle_xor(value, mask));
-  return 29 - (value >> 10);
+  return 29 - (warp_most(max(most & 0xffff, most >> 16)) >> 10);
 }
 
 // {scales, offsets} of two tokens: what times n, and then plus what, is a key.

@@ -66,7 +66,7 @@
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -3e4f       // of a maximum: columns that see no token
-#define MOST 14.0f         // largest binary logarithm of a probability
+#define MOST 12.99f        // largest binary logarithm of a probability: float16 has room for the sum of eight
 #define RAISE_ABOVE 7.0f    // a new maximum makes the largest probability 2^7
 
 // Named barriers: 1 and 2 are a consumer warpgroup's own.
