@@ -160,7 +160,8 @@ def shared_bytes(variant: Variant, layout: PageLayout) -> int:
     columns, stages, warpgroups = variant.columns, variant.stages, variant.warpgroups
     tile, checks = 32 * columns, 128 * ("CHECKED" in variant.defines)
     if columns == 64:
-        pages = stages * (layout.page_bytes + 7312 + 24)
+        values = 2048 if layout.content_row_bytes == 256 else 4096
+        pages = stages * (layout.page_bytes + 5264 + values + 24)
         return pages + 44 * tile + columns * 36 + 1728 + 1024 + checks
     prepared = 4864 + (2560 if layout.content_row_bytes == 256 else 4608) + 144
     pages = warpgroups * (stages * (layout.page_bytes + 8) + 2 * (prepared + 16))
