@@ -145,7 +145,7 @@ DEVICE void sts16(u32 a, u32 v) { emulator::store<u16>(a, (u16)v); }
 DEVICE void sts32(u32 a, u32 v) { emulator::store(a, v); }
 DEVICE void sts_float(u32 a, float v) { emulator::store(a, v); }
 DEVICE void sts64(u32 a, V2 v) { emulator::store(a, v); }
-DEVICE void stg128(void* to, V4 v) { *(V4*)to = v; }
+DEVICE void stg64(void* to, V2 v) { *(V2*)to = v; }
 DEVICE void sts128(u32 a, V4 v) { emulator::store(a, v); }
 
 DEVICE V4 matrix_load(u32 a, bool transposed) {

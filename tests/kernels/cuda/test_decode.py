@@ -137,7 +137,8 @@ def test_large_and_small_scores(tmp_path_factory, factor, variant):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "variant"), [(C4, NARROW), (C4, WIDE), (C4, WIDEST), (C2, NARROW), (C2, WIDE)]
+    ("fmt", "variant"),
+    [(C4, NARROW), (C4, WIDE), (C4, WIDEST), (C2, NARROW), (C2, WIDE), (C2, WIDEST)],
 )
 def test_pages_of_unlike_scales_add_up(tmp_path_factory, fmt, variant):
     """The power of two that a page's scales carry differs from page to page, up and down."""

@@ -71,7 +71,7 @@ class Arguments(ctypes.Structure):
 class Buffers(NamedTuple):
     """What a call writes; the parts are scratch."""
 
-    part_out_PHR: Tensor  # float32
+    part_out_PHR: Tensor  # float16
     part_lse_PH: Tensor  # float32, base 2
     part_of: Tensor  # int32
     out_BSNR: Tensor
@@ -96,7 +96,7 @@ def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, column
     )
     device, f32 = q.device, torch.float32
     return Buffers(
-        torch.empty(parts, columns, rank, device=device, dtype=f32),
+        torch.empty(parts, columns, rank, device=device, dtype=torch.float16),
         torch.empty(parts, columns, device=device, dtype=f32),
         torch.empty(2 * batch, device=device, dtype=torch.int32),
         torch.empty_like(q, memory_format=torch.contiguous_format),
@@ -160,7 +160,8 @@ def shared_bytes(variant: Variant, layout: PageLayout) -> int:
     columns, stages, warpgroups = variant.columns, variant.stages, variant.warpgroups
     tile, checks = 32 * columns, 128 * ("CHECKED" in variant.defines)
     if columns == 64:
-        pages = stages * (layout.page_bytes + 7312 + 24)
+        values = 2048 if layout.content_row_bytes == 256 else 4096
+        pages = stages * (layout.page_bytes + 5264 + values + 24)
         return pages + 44 * tile + columns * 36 + 1728 + 1024 + checks
     prepared = 4864 + (2560 if layout.content_row_bytes == 256 else 4608) + 144
     pages = warpgroups * (stages * (layout.page_bytes + 8) + 2 * (prepared + 16))

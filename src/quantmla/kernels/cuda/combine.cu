@@ -5,15 +5,16 @@
 #define OUTPUTS 8  // and partial outputs
 
 struct Partials {  // of a row: part i's LSE is element i step, its output's four channels i step LATENT
-  const float *lse, *out;
+  const float* lse;
+  const u16* out;  // float16
   int step, count;
 };
 
-DEVICE void load_outputs(const Partials& from, int i0, int sharing, V4 (&x)[OUTPUTS]) {
+DEVICE void load_outputs(const Partials& from, int i0, int sharing, V2 (&x)[OUTPUTS]) {
 #pragma unroll
   for (int j = 0; j < OUTPUTS; j++) {
     int i = i0 + j * sharing;
-    x[j] = i < from.count ? *(const V4*)(from.out + (i64)i * from.step * LATENT) : V4{0, 0, 0, 0};
+    x[j] = i < from.count ? *(const V2*)(from.out + (i64)i * from.step * LATENT) : V2{0, 0};
   }
 }
 
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(512) combine(const __grid_constant_
   int step = p.tiles * HEADS, sharing = alone ? 1 : warps, i0 = alone ? 0 : warp;
   i64 at = (i64)first * step + row;
   Partials from = {p.part_lse + at, p.part_out + at * LATENT + channel, step, count};
-  V4 x[OUTPUTS];
+  V2 x[OUTPUTS];
   load_outputs(from, i0, sharing, x);
   float most, sum, x0 = 0, x1 = 0, x2 = 0, x3 = 0;
   weigh(from, lane, most, sum);
@@ -70,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(512) combine(const __grid_constant_
     for (int j = 0; j < OUTPUTS; j++) {
       int i = i0 + j * sharing;
       float weight = i < count ? exp2_fast(from.lse[i * step] - most) : 0;
-      x0 += weight * as_float(x[j].x), x1 += weight * as_float(x[j].y);
-      x2 += weight * as_float(x[j].z), x3 += weight * as_float(x[j].w);
+      x0 += weight * half_low(x[j].x), x1 += weight * half_high(x[j].x);
+      x2 += weight * half_low(x[j].y), x3 += weight * half_high(x[j].y);
     }
     i0 += sharing * OUTPUTS;
     if (i0 >= count) break;

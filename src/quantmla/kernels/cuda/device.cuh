@@ -64,8 +64,8 @@ DEVICE V4 ldmatrix_transposed(u32 a) {
 DEVICE void stmatrix_transposed(u32 a, V4 v) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-// One store: the compiler may take four of a structure's.
-DEVICE void stg128(void* to, V4 v) { asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory"); }
+// One store: the compiler may take two of a structure's.
+DEVICE void stg64(void* to, V2 v) { asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory"); }
 
 // ---- arithmetic
 DEVICE u32 hfma2(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }

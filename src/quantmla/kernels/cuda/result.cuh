@@ -7,22 +7,6 @@ struct Output {
   bool whole;  // there is no other part: `out` and `lse` instead
 };
 
-DEVICE void write_half(const Arguments& p, const Place& at, const Output& to, const float (&o)[4][H2], u32 half) {
-  int rows = p.query_len * p.heads;
-#pragma unroll
-  for (int k = 0; k < H2; k++) {
-    int n = k / 4 * 8 + at.pair * 2 + k % 2, row = to.tile * HEADS + n;
-    u32 channel = output_channel(at.warp * 16 + at.row + (k & 2 ? 8 : 0), half);
-    float x0 = o[0][k], x1 = o[1][k], x2 = o[2][k], x3 = o[3][k];
-    if (!to.whole) {
-      *(V4*)(p.part_out + (to.slot * HEADS + n) * LATENT + channel) = V4{as_bits(x0), as_bits(x1), as_bits(x2), as_bits(x3)};
-    } else if (row < rows) {
-      V2 packed = p.is_bf16 ? V2{pack_bf162(x0, x1), pack_bf162(x2, x3)} : V2{pack_half2(x0, x1), pack_half2(x2, x3)};
-      *(V2*)(p.out + ((i64)to.sequence * rows + row) * LATENT + channel) = packed;
-    }
-  }
-}
-
 // The factor of a warpgroup's outputs in column n, and the LSE, by a thread for each of both. `units`: what outputs are to be
 // multiplied by.
 DEVICE void combine_sums(const Arguments& p, const Output& to, u32 group, u32 n, u32 units, u32 factors) {
@@ -65,7 +49,7 @@ DEVICE void merge(const Arguments& p, const Place& at, const Output& to, u32 hal
     for (int plane = 0; plane < 4; plane++) x[plane] *= 1.0f / plane_factor(plane);
     int row = to.tile * HEADS + n;
     if (!to.whole) {
-      stg128(p.part_out + (to.slot * HEADS + n) * LATENT + channel, V4{as_bits(x[0]), as_bits(x[1]), as_bits(x[2]), as_bits(x[3])});
+      stg64(p.part_out + (to.slot * HEADS + n) * LATENT + channel, V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])});
     } else if (row < rows) {
       V2 packed = p.is_bf16 ? V2{pack_bf162(x[0], x[1]), pack_bf162(x[2], x[3])} : V2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])};
       *(V2*)(p.out + ((i64)to.sequence * rows + row) * LATENT + channel) = packed;

@@ -19,7 +19,7 @@ struct Arguments {
   const u16* window;
   const u16* q_latent;
   const u16* q_rope;
-  float* part_out;   // [part, tile][HEADS][LATENT]
+  u16* part_out;     // float16 [part, tile][HEADS][LATENT]
   float* part_lse;   // [part, tile][HEADS], base 2
   int* part_of;      // per sequence: its first part, their number
   u16* out;          // [batch, query_len, heads][LATENT]

@@ -7,7 +7,8 @@
 // probabilities are in shared memory, and both consumers multiply their half of its values by them.
 //
 // Scores: keys are unpacked and scaled as values are, so that all products of a page add to one sum; the
-// mean rope key is added to the rope's operands.
+// mean rope key is added to the rope's operands. To fold scales into sums, as decode.cu does, would cost more
+// with 64 columns.
 //
 // The third warpgroup has few registers: one warp asks for pages, two prepare their scales, and one
 // adds up probabilities.
@@ -67,7 +68,7 @@ DEVICE void prepare_pages(u32 thread, u32 pages, u32& turn) {
   for (u32 end = turn + pages; turn < end; turn++) {
     u32 slot = turn % STAGES;
     barrier_sleep(SHARED_BASE + AT_LOADED + slot * 8, turn / STAGES % 2);
-    prepare_page(page_at(slot), prepared_at(slot), thread);
+    prepare_page(page_at(slot), prepared_at(slot), thread ^ turn % 2 * 32);  // one warp has more to do: in turn
     sync_warp();
     warp_arrives(SHARED_BASE + AT_READY + slot * 8, thread % 32);
   }
@@ -108,10 +109,12 @@ DEVICE void consume(const Arguments& p, int chunk, int items) {
     for (int i = 0; i < 4 * H2; i++) o[i / H2][i % H2] = 0;
     u32 bf16 = window_steps(part);
     attend_rows(p, at, part.window, part.sequence, step, bf16, o);
+    to_bytes(o);
     settle_output(o);  // the loop below has its own registers
     step += bf16;
     attend_pages(at, step, part.pages, turn, part.window.sinks - part.first * PAGE_SIZE, bf16 > 0, o);
     step += part.pages, turn += part.pages;
+    to_planes(o);
     finish(p, at, Output{part.sequence, part.tile, (i64)(item.first + item.part) * p.tiles + part.tile, item.parts == 1}, o);
   }
 }

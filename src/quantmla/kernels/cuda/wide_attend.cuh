@@ -54,7 +54,7 @@ template <int OWN, int OTHER> DEVICE void take_turn(const Place& at, const Turn&
   mma_wait<OTHER>();
   if (OWN) {
     settle(s);
-    shift = SHIFTED ? lds32(slot_of(t.page).prepared + SHIFT) : NO_SHIFT;
+    shift = lds32(slot_of(t.page).prepared + SHIFT);
     weigh(at, shift, s, x);
     if (t.before > 0) mask_before(at, t.before, x);
     raise = any_named(1 + at.group, 128, any_above(MOST, x) || first);

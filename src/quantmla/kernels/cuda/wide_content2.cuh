@@ -1,24 +1,29 @@
 // Content of 2 bits: word j of a row holds channels 8j to 8j + 7, a group is 8 words. A k step of 16
 // is plane 2i of a group's words, then plane 2i + 1.
 
-// 4 crumbs of a word, from bits 0, 2, 4, 6 on, of two tokens: scale * (16 + n) - scale * (16 + zero).
-DEVICE void scale_crumbs(u32 x, u32 scale, u32 offset, u32& v0, u32& v1, u32& v2, u32& v3) {
-  v0 = hfma2(and_or(x << 6, 0x00c000c0, 0x4c004c00), scale, offset);
-  v1 = hfma2(and_or(x << 4, 0x00c000c0, 0x4c004c00), scale, offset);
-  v2 = hfma2(and_or(x << 2, 0x00c000c0, 0x4c004c00), scale, offset);
-  v3 = hfma2(and_or(x, 0x00c000c0, 0x4c004c00), scale, offset);
+// 4 crumbs of two tokens' bytes, each with those below in its byte: scale * n - scale * zero, for offsets 1, 5, 21
+// and 85 times as much.
+DEVICE void scale_crumbs(u32 byte, u32 scale, const u32 (&offset)[4], u32& v0, u32& v1, u32& v2, u32& v3) {
+  v0 = hfma2(byte & 0x00030003, scale, offset[0]), v1 = hfma2(byte & 0x000f000f, scale, offset[1]);
+  v2 = hfma2(byte & 0x003f003f, scale, offset[2]), v3 = hfma2(byte, scale, offset[3]);
 }
+DEVICE u32 times_85(u32 offset, u32 offset_21) { return hfma2(offset_21, 0x44004400, offset); }
+DEVICE u32 lower_bytes(u32 x) { return x & 0x00ff00ff; }
+DEVICE u32 upper_bytes(u32 x) { return permute(x, 0, 0x4341); }
 
 struct Start {  // of a page's scores: operands of the first group
   u32 a[4][4];
 };
 
+DEVICE void unpack_row(u32 x, RowScale r, int row, u32 (&a)[4][4]) {
+  u32 scale = twice_low(r.pair), first = twice_high(r.pair), third = twice_high(r.more);
+  u32 offset[4] = {first, twice_low(r.more), third, times_85(first, third)};
+  scale_crumbs(lower_bytes(x), scale, offset, a[0][row], a[0][2 + row], a[1][row], a[1][2 + row]);
+  scale_crumbs(upper_bytes(x), scale, offset, a[2][row], a[2][2 + row], a[3][row], a[3][2 + row]);
+}
+
 DEVICE void unpack_keys(u32 upper, u32 lower, const RowScales& scale, u32 (&a)[4][4]) {
-  u32 first = scale.upper.pair, second = scale.lower.pair;
-  scale_crumbs(upper, twice_low(first), twice_high(first), a[0][0], a[0][2], a[1][0], a[1][2]);
-  scale_crumbs(upper >> 8, twice_low(first), twice_high(first), a[2][0], a[2][2], a[3][0], a[3][2]);
-  scale_crumbs(lower, twice_low(second), twice_high(second), a[0][1], a[0][3], a[1][1], a[1][3]);
-  scale_crumbs(lower >> 8, twice_low(second), twice_high(second), a[2][1], a[2][3], a[3][1], a[3][3]);
+  unpack_row(upper, scale.upper, 0, a), unpack_row(lower, scale.lower, 1, a);
 }
 
 DEVICE void start_scores(const Place& at, u32 stage, u32 prepared, Start& start) {
@@ -48,27 +53,46 @@ DEVICE void score_page(const Place& at, u32 stage, u32 prepared, Start& start, f
   mma_wait<1>();
 }
 
-struct Words {  // of 16 tokens, for values; scales of the upper and the lower 8 words
-  V4 x, upper, lower;
+struct Words {  // of 16 tokens, for values, and where their scales are
+  V4 x;
+  u32 scales;
 };
 
 DEVICE Words load_words(const Place& at, u32 stage, u32 prepared, u32 k) {
-  u32 scales = prepared + at.value_scales + k * 64;
-  return Words{ldmatrix_transposed(stage + at.value_rows + k * 2048), lds128(scales), lds128(scales + 256)};
+  return Words{ldmatrix_transposed(stage + at.value_rows + k * 2048), prepared + at.value_scales + k * (4 * VALUE_PAIR_BYTES)};
 }
 
 // Operands of O[channel 8 word + 4 group + plane][head] += V^T P; rows are words 16 warp + row and + 8.
 DEVICE void unpack_words(const Place& at, const Words& w, u32 (&v)[4][4]) {
-  u32 down = 8 * at.group;
-  scale_crumbs(w.x.x >> down, w.upper.x, w.upper.y, v[0][0], v[1][0], v[2][0], v[3][0]);
-  scale_crumbs(w.x.y >> down, w.lower.x, w.lower.y, v[0][1], v[1][1], v[2][1], v[3][1]);
-  scale_crumbs(w.x.z >> down, w.upper.z, w.upper.w, v[0][2], v[1][2], v[2][2], v[3][2]);
-  scale_crumbs(w.x.w >> down, w.lower.z, w.lower.w, v[0][3], v[1][3], v[2][3], v[3][3]);
+  u32 words[4] = {w.x.x, w.x.y, w.x.z, w.x.w}, own = at.group ? 0x4341 : 0x4240;
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    V4 s = lds128(w.scales + i % 2 * VALUE_GROUP_BYTES + i / 2 * 16);
+    u32 offset[4] = {s.y, s.z, s.w, times_85(s.y, s.w)};
+    scale_crumbs(permute(words[i], 0, own), s.x, offset, v[0][i], v[1][i], v[2][i], v[3][i]);
+  }
+}
+
+// Outputs of planes to those that such operands give, and back.
+DEVICE void to_bytes(float (&o)[4][H2]) {
+#pragma unroll
+  for (int i = 0; i < H2; i++)
+    o[1][i] = 4.0f * o[1][i] + o[0][i], o[2][i] = 16.0f * o[2][i] + o[1][i], o[3][i] = 64.0f * o[3][i] + o[2][i];
+}
+DEVICE void to_planes(float (&o)[4][H2]) {
+#pragma unroll
+  for (int i = 0; i < H2; i++)
+    o[3][i] = (o[3][i] - o[2][i]) / 64.0f, o[2][i] = (o[2][i] - o[1][i]) / 16.0f, o[1][i] = (o[1][i] - o[0][i]) / 4.0f;
 }
 
 // Query channels 32 i + 8 part and on, one word, to 4 tiles.
-DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, const float (&x)[8]) {
+DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, float (&x)[8]) {
   u32 to = query + i / 2 * 4 * TILE;
+#pragma unroll
+  for (u32 j = 0; j < 8; j += 4) {  // for crumbs with those below
+    x[j + 1] /= 4.0f, x[j + 2] /= 16.0f, x[j + 3] /= 64.0f;
+    x[j] -= x[j + 1], x[j + 1] -= x[j + 2], x[j + 2] -= x[j + 3];
+  }
 #pragma unroll
   for (u32 plane = 0; plane < 8; plane++)
     sts16(to + plane / 2 * TILE + element(plane % 2 * 8 + i % 2 * 4 + part, n), pack_half2(x[plane], 0));
@@ -84,6 +108,11 @@ DEVICE void row_operands(u64 upper, u64 lower, u32 g, const Place& at, u32 (&a)[
     for (int tile = 0; tile < 4; tile++) {
       a[tile][i] = halves(first[tile] << 16, second[tile] << 16);
       a[tile][2 + i] = halves(first[tile], second[tile]);
+    }
+#pragma unroll
+    for (int tile = 0; tile < 4; tile += 2) {  // 1/64 of crumbs with those below
+      a[tile][i] = hmul2(a[tile][i], 0x24002400), a[tile][2 + i] = hfma2(a[tile][2 + i], 0x2c002c00, a[tile][i]);
+      a[tile + 1][i] = hfma2(a[tile + 1][i], 0x34003400, a[tile][2 + i]), a[tile + 1][2 + i] = hadd2(a[tile + 1][2 + i], a[tile + 1][i]);
     }
   }
 }

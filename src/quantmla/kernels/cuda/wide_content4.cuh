@@ -5,10 +5,10 @@ struct Start {  // of a page's scores: operands of the first group
 };
 
 DEVICE void unpack_keys(const V4& x, const RowScales& scale, u32 (&a)[4][4]) {
-  scale_nibbles(x.x, scale.upper, a[0][0], a[1][0], a[2][0], a[3][0]);
-  scale_nibbles(x.y, scale.lower, a[0][1], a[1][1], a[2][1], a[3][1]);
-  scale_nibbles(x.z, scale.upper, a[0][2], a[1][2], a[2][2], a[3][2]);
-  scale_nibbles(x.w, scale.lower, a[0][3], a[1][3], a[2][3], a[3][3]);
+  scale_word(x.x, scale.upper, a[0][0], a[1][0], a[2][0], a[3][0]);
+  scale_word(x.y, scale.lower, a[0][1], a[1][1], a[2][1], a[3][1]);
+  scale_word(x.z, scale.upper, a[0][2], a[1][2], a[2][2], a[3][2]);
+  scale_word(x.w, scale.lower, a[0][3], a[1][3], a[2][3], a[3][3]);
 }
 
 DEVICE void start_scores(const Place& at, u32 stage, u32 prepared, Start& start) {
@@ -47,17 +47,30 @@ DEVICE Words load_words(const Place& at, u32 stage, u32 prepared, u32 k) {
 }
 
 // Operands of O[channel 4 word + plane][head] += V^T P; rows are words 64 group + 16 warp + row and + 8.
+// Odd planes are whole bytes: 16 times as much, and the plane before.
 DEVICE void unpack_words(const Place& at, const Words& w, u32 (&v)[4][4]) {
-  u32 first = sixteenth_of(w.scale.x), second = sixteenth_of(w.scale.z);
-  scale_nibbles(w.x.x, w.scale.x, first, w.scale.y, v[0][0], v[1][0], v[2][0], v[3][0]);
-  scale_nibbles(w.x.y, w.scale.x, first, w.scale.y, v[0][1], v[1][1], v[2][1], v[3][1]);
-  scale_nibbles(w.x.z, w.scale.z, second, w.scale.w, v[0][2], v[1][2], v[2][2], v[3][2]);
-  scale_nibbles(w.x.w, w.scale.z, second, w.scale.w, v[0][3], v[1][3], v[2][3], v[3][3]);
+  u32 first = times_17(w.scale.y), second = times_17(w.scale.w);
+  scale_bytes(w.x.x, w.scale.x, w.scale.y, first, v[0][0], v[1][0], v[2][0], v[3][0]);
+  scale_bytes(w.x.y, w.scale.x, w.scale.y, first, v[0][1], v[1][1], v[2][1], v[3][1]);
+  scale_bytes(w.x.z, w.scale.z, w.scale.w, second, v[0][2], v[1][2], v[2][2], v[3][2]);
+  scale_bytes(w.x.w, w.scale.z, w.scale.w, second, v[0][3], v[1][3], v[2][3], v[3][3]);
+}
+
+// Outputs of planes to those that such operands give, and back.
+DEVICE void to_bytes(float (&o)[4][H2]) {
+#pragma unroll
+  for (int i = 0; i < H2; i++) o[1][i] = 16.0f * o[1][i] + o[0][i], o[3][i] = 16.0f * o[3][i] + o[2][i];
+}
+DEVICE void to_planes(float (&o)[4][H2]) {
+#pragma unroll
+  for (int i = 0; i < H2; i++) o[1][i] = 0.0625f * (o[1][i] - o[0][i]), o[3][i] = 0.0625f * (o[3][i] - o[2][i]);
 }
 
 // Query channels 32 i + 8 part and on, two words, to 4 tiles.
-DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, const float (&x)[8]) {
+DEVICE void store_query(u32 query, u32 i, u32 part, u32 n, float (&x)[8]) {
   u32 to = query + i / 2 * 4 * TILE + element(i % 2 * 8 + 2 * part, n);
+#pragma unroll
+  for (int j = 0; j < 8; j += 2) query_of_bytes(x[j], x[j + 1]);
 #pragma unroll
   for (u32 plane = 0; plane < 4; plane++) sts32(to + plane * TILE, pack_half2(x[plane], x[4 + plane]));
 }
@@ -71,6 +84,7 @@ DEVICE void row_operands(u64 upper, u64 lower, u32 g, const Place& at, u32 (&a)[
   for (int i = 0; i < 4; i++) {
     a[0][i] = halves(x[i].x << 16, x[i].z << 16), a[1][i] = halves(x[i].x, x[i].z);
     a[2][i] = halves(x[i].y << 16, x[i].w << 16), a[3][i] = halves(x[i].y, x[i].w);
+    row_bytes(a[0][i], a[1][i]), row_bytes(a[2][i], a[3][i]);
   }
 }
 

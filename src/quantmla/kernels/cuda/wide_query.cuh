@@ -40,6 +40,8 @@ template <int is_bf16> DEVICE void store_row(const Arguments& p, const Place& at
     } else {  // a band of rope, 4 channels a word: plane 2i of 8 words, then plane 2i + 1 of the same
       u32 to = query + (ROPE_TILE + (i - LATENT / 32) * 2) * TILE;
 #pragma unroll
+      for (int j = 0; j < 8; j += 2) query_of_bytes(x[j], x[j + 1]);
+#pragma unroll
       for (u32 plane = 0; plane < 4; plane++)
         sts32(to + plane / 2 * TILE + element(plane % 2 * 8 + 2 * at.pair, n), pack_half2(x[plane], x[4 + plane]));
     }

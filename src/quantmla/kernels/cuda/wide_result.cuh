@@ -32,14 +32,14 @@ DEVICE void finish(const Arguments& p, const Place& at, const Output& to, float 
   const int down = output_channel(8, 0);  // from a row to the one 8 below
   u32 channel = output_channel(at.warp * 16 + at.row, at.group);
   row = to.tile * HEADS + (int)at.pair * 2;
-  float* part = p.part_out + (to.slot * HEADS + at.pair * 2) * LATENT + channel;
+  u16* part = p.part_out + (to.slot * HEADS + at.pair * 2) * LATENT + channel;
   u16* out = p.out + ((i64)to.sequence * rows + row) * LATENT + channel;
 #pragma unroll
   for (int k = 0; k < H2; k++) {
     int head = k / 4 * 8 + k % 2, away = head * LATENT + (k & 2 ? down : 0);
     float x0 = o[0][k], x1 = o[1][k], x2 = o[2][k], x3 = o[3][k];
     if (!to.whole) {
-      *(V4*)(part + away) = V4{as_bits(x0), as_bits(x1), as_bits(x2), as_bits(x3)};
+      stg64(part + away, V2{pack_half2(x0, x1), pack_half2(x2, x3)});
     } else if (row + head < rows) {
       V2 packed = p.is_bf16 ? V2{pack_bf162(x0, x1), pack_bf162(x2, x3)} : V2{pack_half2(x0, x1), pack_half2(x2, x3)};
       *(V2*)(out + away) = packed;

@@ -40,6 +40,7 @@ DEVICE void score_rows(const Place& at, u32 step, float (&s)[H2]) {
       V4 x = global_16(i ? lower : upper, LATENT + band * 32 + at.pair * 8);
       a[band][0][i] = halves(x.x << 16, x.z << 16), a[band][0][2 + i] = halves(x.x, x.z);
       a[band][1][i] = halves(x.y << 16, x.w << 16), a[band][1][2 + i] = halves(x.y, x.w);
+      row_bytes(a[band][0][i], a[band][0][2 + i]), row_bytes(a[band][1][i], a[band][1][2 + i]);
     }
   settle(s);
   mma_fence(a[0]), mma_fence(a[1]);
@@ -53,7 +54,7 @@ DEVICE void score_rows(const Place& at, u32 step, float (&s)[H2]) {
 #pragma unroll
   for (int i = 0; i < H2; i++) {
     int limit = lds32(SHARED_BASE + AT_LIMIT + (i / 4 * 8 + at.pair * 2 + i % 2) * 4);
-    if ((i & 2 ? second : first) > limit) s[i] = -INFINITE;
+    s[i] = (i & 2 ? second : first) > limit ? -INFINITE : s[i] * ROWS_UNIT;
   }
 }
 

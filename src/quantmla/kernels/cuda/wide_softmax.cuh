@@ -122,10 +122,10 @@ DEVICE void add_up(u32 lane, u32 steps, u32& step, float (&sum)[2]) {
       float own = 0;
       if (fact.x) sum[h] *= lds_float(raised(now) + n * 4);
 #pragma unroll
-      for (u32 i = 0; i < 8; i++) {
-        V4 x = lds128(tiles + i / 2 * TILE + element(i % 2 * 8, n));
-        u32 y = hadd2(x.x, x.y), z = hadd2(x.z, x.w);  // at most 2^15
-        own += (half_low(y) + half_high(y)) + (half_low(z) + half_high(z));
+      for (u32 i = 0; i < 4; i++) {
+        V4 x = lds128(tiles + i * TILE + element(0, n)), y = lds128(tiles + i * TILE + element(8, n));
+        u32 z = hadd2(hadd2(hadd2(x.x, x.y), hadd2(x.z, x.w)), hadd2(hadd2(y.x, y.y), hadd2(y.z, y.w)));
+        own += half_low(z) + half_high(z);
       }
       sum[h] += own * as_float(fact.y);
     }

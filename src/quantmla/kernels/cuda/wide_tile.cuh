@@ -17,29 +17,33 @@
 #if CONTENT_BITS == 4
 #define VALUE_HALF(group) ((group)*HALF)                 // bytes to a consumer's words
 #define VALUE_GROUP(group, warp) (4 * (group) + (warp))  // scale group of a warp's words
-#define SHIFTED 1
+#define VALUE_PAIR_BYTES 16
 #else
 #define VALUE_HALF(group) 0                       // both consumers take all words, four planes each
 #define VALUE_GROUP(group, warp) (2 * (warp))     // scale group of a warp's upper 8 words
-#define SHIFTED 0
+#define VALUE_PAIR_BYTES 32
 #endif
 
-// Integers of 4 bits are read in place, as subnormal float16 numbers n 2^-24 (upper nibbles as 16 n 2^-24),
-// and scales carry the page's 2^shift, so that the largest is near 2^15: keys and values of a page are in
-// units of 2^(shift - 24). Content of 2 bits, and its rope, is not shifted: units of 1, as if shift were 24.
-// Outputs are in units of 2^(OUTPUT_SHIFT - 24): a page's probabilities make up for the difference.
+// Integers are read in place, as subnormal float16 numbers n 2^-24 (an upper nibble with the one below, a crumb with those
+// below in its byte), and scales carry the page's 2^shift, so that the largest is near 2^15: keys and values of a page are in
+// units of 2^(shift - 24). Rows in bf16 are in units of 1, as if shift were 24. Outputs are in units of
+// 2^(OUTPUT_SHIFT - 24): a page's probabilities make up for the difference.
 #define OUTPUT_SHIFT 15
 #define NO_SHIFT 24
 
 // What is made of a page's scales and zero points, in float16.
-// For scores [10 groups][4 warps][8 rows]: {scale, offset} of a row, {scale / 16, offset}, and both of row + 8.
-// For values [8 groups][4 steps of 16 tokens][4]: scales, offsets of tokens 2i and 2i + 1, then of those + 8.
+// For scores [10 groups][4 warps][8 rows]: {scale, offset} of a row, {scale, 17 offset} or, for content of 2 bits,
+// {5 offset, 21 offset}, and both of row + 8.
+// For values [8 groups][4 steps of 16 tokens][4]: scales, offsets, for 2 bits 5 and 21 times as much, of tokens 2i and
+// 2i + 1, then of those + 8.
 #define SCORE_SCALES 0
 #define SCORE_GROUP_BYTES 512
 #define VALUE_SCALES 5120
-#define MEANS 7168  // of rope keys, in the page's unit [2 bands][4][4 planes]: of words 2i and 2i + 1
-#define SHIFT 7296
-#define PREPARED 7312
+#define VALUE_GROUP_BYTES (16 * VALUE_PAIR_BYTES)
+#define MEANS (VALUE_SCALES + 8 * VALUE_GROUP_BYTES)  // of rope keys, in the page's unit, odd planes
+// with the one below [2 bands][4][4 planes]: of words 2i and 2i + 1
+#define SHIFT (MEANS + 128)
+#define PREPARED (SHIFT + 16)
 
 #define AT_QUERY (STAGES * PAGE_BYTES)
 #define AT_P (AT_QUERY + QUERY_TILES * TILE)     // probabilities of a step [2][4 tiles]
@@ -66,7 +70,7 @@
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -3e4f       // of a maximum: columns that see no token
-#define MOST 14.0f         // largest binary logarithm of a probability
+#define MOST 12.99f        // largest binary logarithm of a probability: float16 has room for the sum of eight
 #define RAISE_ABOVE 7.0f    // a new maximum makes the largest probability 2^7
 
 // Named barriers: 1 and 2 are a consumer warpgroup's own.
@@ -94,7 +98,7 @@ DEVICE void find_place(Place& at) {
   at.rope_rows = kept(AT_ROPE + token * 32 + half * 16);
   at.value_rows = kept(VALUE_HALF(at.group) + (eighth + half * 8) * 128 + ((2 * at.warp + lane / 8 % 2) ^ eighth) * 16);
   at.score_scales = kept(SCORE_SCALES + (at.warp * 8 + at.row) * 16);
-  at.value_scales = kept(VALUE_SCALES + VALUE_GROUP(at.group, at.warp) * 256 + at.pair * 16);
+  at.value_scales = kept(VALUE_SCALES + VALUE_GROUP(at.group, at.warp) * VALUE_GROUP_BYTES + at.pair * VALUE_PAIR_BYTES);
   at.bound = kept(SHARED_BASE + AT_BOUND + at.pair * 8);
   at.p_store = kept(SHARED_BASE + AT_P + at.group * 4 * TILE + (2 * at.warp + lane / 8 % 2) * (HEADS * 16) + half * 128 + eighth * 16);
 }
