@@ -97,21 +97,6 @@ W64_COMPUTE_ONLY = (
     ),
     W64_NO_WINDOW,
 )
-# products of operands that are not unpacked: what unpacking costs
-RAW_OPERANDS = (
-    "  v0 = hfma2(x & 0x000f000f, scale, offset), v1 = hfma2(x & 0x00f000f0, sixteenth, offset);\n"
-    "  v2 = hfma2(y & 0x000f000f, scale, offset), v3 = hfma2(y & 0x00f000f0, sixteenth, offset);\n",
-    "  v0 = x, v1 = x ^ scale, v2 = y ^ offset, v3 = y ^ sixteenth;\n",
-)
-RAW_KEYS = (
-    "  v0 = hfma2(x & 0x000f000f, twice_low(r.pair), twice_high(r.pair));\n"
-    "  v1 = hfma2(x & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));\n"
-    "  v2 = hfma2(y & 0x000f000f, twice_low(r.pair), twice_high(r.pair));\n"
-    "  v3 = hfma2(y & 0x00f000f0, twice_low(r.sixteenth), twice_high(r.sixteenth));\n",
-    "  v0 = x, v1 = x ^ r.pair, v2 = y, v3 = y ^ r.sixteenth;\n",
-)
-
-
 WHOLE_NIBBLES = (
     (
         "byte0 = x & 0x00ff00ff;\n  byte1 = permute(x, 0, 0x4341), n2 = byte1 & 0x000f000f;",
@@ -153,9 +138,6 @@ TRIALS = (
     Trial("c2_n64_st4", 64, 2, 4, fmt="c2r4"),
     Trial("n64_in_l2", 64, 2, 4, pool=1024),
     Trial("n64_compute_only", 64, 2, 4, replace=W64_COMPUTE_ONLY, right=False),
-    Trial(
-        "n64_raw_operands", 64, 2, 4, replace=(RAW_OPERANDS, RAW_KEYS, W64_NO_WINDOW), right=False
-    ),
     Trial("n64_no_window", 64, 2, 4, replace=(W64_NO_WINDOW,), right=False),
     # for compute-sanitizer's racecheck
     Trial("n16_checked", 16, 3, 2, defines=("CHECKED",)),
