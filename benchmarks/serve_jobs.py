@@ -24,6 +24,7 @@ class Job:
     turns: int = 1
     shared: int = 0  # tokens that all chats begin with
     prefix_caching: bool = False
+    rehearsals: int = 0  # unmeasured runs before an engine's first one
     repeats: int = 3
     must: bool = False  # what the others are less important than
 
@@ -114,9 +115,19 @@ DECODE = (
         prompt=2048,
         output=512,
         pool_tokens=None,
+        rehearsals=2,
+        repeats=5,
         must=True,
     ),
-    Job(name="8 x (32K + 512), plenty", requests=8, prompt=32_768, output=512, pool_tokens=None),
+    Job(
+        name="8 x (32K + 512), plenty",
+        requests=8,
+        prompt=32_768,
+        output=512,
+        pool_tokens=None,
+        rehearsals=1,
+        repeats=2,
+    ),
 )
 
 
