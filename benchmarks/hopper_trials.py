@@ -27,7 +27,7 @@ class Trial:
 
 
 NO_SCORES = (
-    "    score_page(at, stage, prepared, keys, s);\n",
+    "    score_page(at, stage, prepared, s);\n",
     "    for (int i = 0; i < H2; i++) s[i] = as_float(lds32(stage + i * 4)) > 0;\n",
 )
 NO_VALUES = ("    value_page(at, stage, prepared, turn % 2, first, o);\n", "")
@@ -76,7 +76,7 @@ COMPUTE_ONLY = (
     NO_WINDOW,
 )
 CONSUMERS_ONLY = (
-    ("  barrier_wait(ready_barrier", "  if (turn < 2) barrier_wait(ready_barrier"),
+    ("    if (!ready) barrier_wait(ready_barrier", "    if (turn < 2) barrier_wait(ready_barrier"),
     ("    warp_arrives(empty_barrier(at.group, turn), at.lane);\n", ""),
     ("  for (u32 done = 0; page < last;", "  for (u32 done = 0; page < last && done < 2;"),
     NO_WINDOW,

@@ -43,8 +43,7 @@ struct FirstValues {  // what the first operands are made of
 };
 DEVICE void first_values(const Place& at, u32 stage, u32, FirstValues& first) { first.words = ldmatrix_transposed(stage + at.value_rows); }
 
-// O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8. The last products are still on
-// their way.
+// O[channel 8 word + plane][head] += V^T P; rows are words 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, FirstValues& first, float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
@@ -66,6 +65,7 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, Fir
     add_values(o[1], high, probability, k);
     if (k < 3) wait_for_values<1>();
   }
+  finish_values(o);
 }
 
 // Query channels 8 part to 8 part + 7 of a group, one word, to 4 tiles for bf16 rows.

@@ -51,8 +51,7 @@ DEVICE void first_values(const Place& at, u32 stage, u32 prepared, FirstValues& 
   value_operands(x, scale, first.v);
 }
 
-// O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8. The last products are
-// still on their way.
+// O[channel 4 word + plane][head] += V^T P; rows are words 64 half + 16 warp + row and + 8.
 DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, FirstValues& first, float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
   u32 rows = stage + at.value_rows, scales = prepared + at.value_scales;
@@ -70,6 +69,7 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, Fir
     add_values(o[i % 2], v, probability, i / 2);
     if (i < 7) wait_for_values<1>();
   }
+  finish_values(o);
 }
 
 // Query channels 8 part to 8 part + 7 of a group, two words, to tiles for bf16 rows: one for each plane.

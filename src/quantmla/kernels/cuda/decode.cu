@@ -90,11 +90,6 @@ DEVICE void attend_window(const Arguments& p, const Place& at, const Window& w, 
   }
 }
 
-DEVICE void await_page(const Place& at, u32 turn, FirstKeys& keys) {
-  barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
-  first_keys(at, page_address(at.group, turn % STAGES), prepared_address(at.group, turn), keys);
-}
-
 // One part of a sequence; `turn` counts the pages that this warpgroup has read.
 DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int tile, u32& turn) {
   int b = item.sequence;
@@ -112,18 +107,19 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   // the first page's probabilities go to the other buffer: other warps may still read this one
   if (windowed) attend_window(p, at, w, b, (turn + 1) % 2, o, l);
   settle_output(o);  // the compiler spills in the loop below without
-  int unit = 24;  // outputs are in the unit of the first page's values
-  FirstKeys keys;
-  if (page < last) {
-    await_page(at, turn, keys);
-    unit = lds32(prepared_address(at.group, turn) + SHIFT);
+  bool ready = false;
+  int unit = SHIFTED ? 24 : 0;  // outputs are in the unit of the first page's values
+  if (SHIFTED && page < last) {
+    barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    ready = true, unit = lds32(prepared_address(at.group, turn) + SHIFT);
   }
   if (windowed) to_unit(o, unit_of(unit));
 #pragma unroll 1
   for (; page < last; page += WARPGROUPS, turn++) {
     u32 stage = page_address(at.group, turn % STAGES), prepared = prepared_address(at.group, turn);
-    int shift = lds32(prepared + SHIFT);
-    score_page(at, stage, prepared, keys, s);
+    if (!ready) barrier_wait(ready_barrier(at.group, turn), turn / RING % 2);
+    int shift = SHIFTED ? lds32(prepared + SHIFT) : 0;
+    score_page(at, stage, prepared, s);
     if (page * PAGE_SIZE < w.sinks) {  // these are read in bf16
       int token = page * PAGE_SIZE + at.warp * 16 + at.row;
 #pragma unroll
@@ -132,9 +128,8 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
     }
     FirstValues first;
     softmax(at, unit - shift, turn % 2, s, o, l, [&] { first_values(at, stage, prepared, first); });
+    ready = barrier_test(ready_barrier(at.group, turn + 1), (turn + 1) / RING % 2);
     value_page(at, stage, prepared, turn % 2, first, o);
-    if (page + WARPGROUPS < last) await_page(at, turn + 1, keys);
-    finish_values(o);
     sync_warp();
     warp_arrives(empty_barrier(at.group, turn), at.lane);
   }

@@ -10,15 +10,9 @@ template <int steps> DEVICE void score_steps(u32 (&a)[steps][4], u32 query, floa
   mma_commit();
 }
 
-struct FirstKeys {  // what a page's first operands are made of
-  V4 words, zeros;
-};
-DEVICE void first_keys(const Place& at, u32 stage, u32 prepared, FirstKeys& first) {
-  first.words = load_groups(stage + at.score_rows, 0), first.zeros = ldmatrix_transposed(prepared + at.zero_matrix);
-}
-
 // The page's mean rope key, the same for every row, and the zero points of all groups.
-DEVICE void score_offsets(const Place& at, u32 prepared, V4 z, float (&s)[H2]) {
+DEVICE void score_offsets(const Place& at, u32 prepared, float (&s)[H2]) {
+  V4 z = ldmatrix_transposed(prepared + at.zero_matrix);
   u32 zero[1][4] = {{z.x, z.y, z.z, z.w}};
   read_means(at, prepared, s);
   settle(s);
@@ -40,11 +34,11 @@ DEVICE void fold(V2 scale, const float (&acc)[H2], float (&s)[H2]) {
 
 // In units of the scaled query: tokens 16 warp + row and + 8 of this thread. A group's sum is folded
 // while the next group's is on its way.
-DEVICE void score_page(const Place& at, u32 stage, u32 prepared, const FirstKeys& first, float (&s)[H2]) {
+DEVICE void score_page(const Place& at, u32 stage, u32 prepared, float (&s)[H2]) {
   float acc[2][H2];
   u32 rows = stage + at.score_rows;
-  V4 x, next = first.words;
-  score_offsets(at, prepared, first.zeros, s);
+  V4 x, next = load_groups(rows, 0);
+  score_offsets(at, prepared, s);
 #pragma unroll
   for (u32 g = 0; g < 10; g++) {
     V2 scale;
