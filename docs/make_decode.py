@@ -39,7 +39,10 @@ GOALS = (
     Goal(128, 32768, 32, "c4r4", 0.75, 0.95),
     Goal(16, 32768, 32, "c2r4", 1.8, 2.8),
 )
-HEAD = "| heads | query | context x batch | format | us | faster BF16 kernel, us | ratio | unpack, attend: us |"
+HEAD = (
+    "| heads | query | context x batch | format | us | faster BF16 kernel, us | ratio "
+    "| unpack, attend: us |"
+)
 
 
 def newest(folder: Path) -> Path:
