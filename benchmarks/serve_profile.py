@@ -1,0 +1,69 @@
+"""Where the time of an engine's steps goes: wall clock, and GPU time by kernel.
+
+    python benchmarks/serve_profile.py c4r4 [--job "32 x (2K + 512), plenty"] [--steps 2 6]
+
+Needs a Hopper GPU and vllm. Runs the job once, then again with torch's profiler over the steps that
+--steps bounds: the first ones are chunks of prompts beside decodes, later ones decodes alone.
+"""
+
+import argparse
+import os
+import time
+
+import torch
+from bench_serve import environment
+from serve_jobs import GROUPS, Job
+from serve_play import Ledger, play
+from torch.profiler import ProfilerActivity, profile
+
+ROWS = 30
+
+
+def profiled(engine, job: Job, first: int, last: int) -> tuple[list[float], object]:
+    """Seconds of every step of the job, and what the profiler saw from `first` to before `last`."""
+    seconds: list[float] = []
+    profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    step = engine.step
+
+    def timed():
+        if len(seconds) in (first, last):
+            torch.cuda.synchronize()
+            profiler.__enter__() if len(seconds) == first else profiler.__exit__(None, None, None)
+        began = time.perf_counter()
+        found = step()
+        seconds.append(time.perf_counter() - began)
+        return found
+
+    engine.step = timed
+    engine.limit(job)
+    engine.ledger = Ledger()
+    play(job, 0, engine)
+    engine.step = step
+    return seconds, profiler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("variant")
+    parser.add_argument("--job", default="32 x (2K + 512), plenty")
+    parser.add_argument("--steps", type=int, nargs=2, default=(2, 6), metavar=("FIRST", "LAST"))
+    options = parser.parse_args()
+    found = [(group, job) for group in GROUPS for job in group.jobs if job.name == options.job]
+    if not found:
+        names = ", ".join(repr(job.name) for group in GROUPS for job in group.jobs)
+        parser.error(f"no job is named {options.job!r}: {names}")
+    ((group, job),) = found
+    os.environ.update(environment())
+    from serve_engine import VllmEngine
+
+    engine = VllmEngine(options.variant, group)
+    engine.limit(job)
+    play(job, 0, engine)
+    seconds, profiler = profiled(engine, job, *options.steps)
+    print("ms of the first steps:", [round(1e3 * x, 1) for x in seconds[:16]])
+    table = profiler.key_averages().table(sort_by="cuda_time_total", row_limit=ROWS)
+    print("\n".join(line[:60] + line[-110:] for line in table.splitlines()))
+
+
+if __name__ == "__main__":
+    main()
