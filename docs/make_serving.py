@@ -27,7 +27,7 @@ NAMES = {
 }
 COLUMNS = (
     *("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice"),
-    *("running", "TTFT p50, s", "TPOT p50, ms", "TPOT p99, ms", "runs"),
+    *("running", "TTFT p50, s", "TPOT p50, ms", "TPOT p99, ms", "gap p50, ms", "runs"),
 )
 COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
 Row = Mapping[str, Any]
@@ -75,6 +75,7 @@ def _line(variants: Mapping[str, Mapping[str, Any]], variant: str) -> str:
         f"{row['ttft_p50']:.2f}",
         f"{1000 * row['tpot_p50']:.2f}",
         f"{1000 * row['tpot_p99']:.2f}",
+        f"{1000 * row['gap_p50']:.2f}",
         str(row["runs"]),
     )
     return f"| {' | '.join(cells)} |"
@@ -96,28 +97,36 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 def plot(rows: Sequence[Row]) -> str:
     """Output tokens a second of every job against bf16's, as SVG."""
-    bars, top = [], 40
+    bars, top = [], 50
     for job, variants in jobs(rows).items():
-        bars.append(f'<text x="8" y="{top + 12}" font-weight="bold">{escape(job)}</text>')
+        layers = next(iter(variants.values()))["layers"]
+        bars.append(
+            f'<text x="8" y="{top + 12}"><tspan font-weight="bold">{escape(job)}</tspan>'
+            f"; {layers:.0f} layers</text>"
+        )
         top += 20
         for variant in variants:
-            ratio = gain(variants, variant) or 0.0
-            width = max(1.0, 90 * ratio)
+            ratio = gain(variants, variant)
+            width = 90 * (ratio or 0.0)
+            said = "no run of bf16" if ratio is None else f"{ratio:.2f}"
             bars.append(
                 f'<text x="56" y="{top + 12}" text-anchor="end">{escape(variant)}</text>'
                 f'<rect x="62" y="{top}" width="{width:.1f}" height="15" '
                 f'fill="{COLOURS.get(variant, "#444444")}"/>'
-                f'<text x="{68 + width:.1f}" y="{top + 12}">{ratio:.2f}</text>'
+                f'<text x="{68 + width:.1f}" y="{top + 12}">{said}</text>'
             )
             top += 18
         top += 8
     lines = "".join(
-        f'<line x1="{62 + 90 * i}" y1="34" x2="{62 + 90 * i}" y2="{top}" stroke="#dddddd"/>'
+        f'<line x1="{62 + 90 * i}" y1="48" x2="{62 + 90 * i}" y2="{top}" '
+        f'stroke="{"#888888" if i == 1 else "#dddddd"}"/>'
+        f'<text x="{62 + 90 * i}" y="42" text-anchor="middle" fill="#666666">{i}</text>'
         for i in range(1, 7)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{top + 8}" '
         'font-family="sans-serif" font-size="12">\n'
+        "<style>text {paint-order: stroke; stroke: white; stroke-width: 3px}</style>\n"
         f'<rect width="680" height="{top + 8}" fill="white"/>\n'
         '<text x="8" y="20">Output tokens a second of the whole job, against bf16 in the same '
         f"bytes</text>\n{lines}\n" + "\n".join(bars) + "\n</svg>\n"

@@ -20,6 +20,7 @@ ROW = {
     "ttft_p50": 0.5,
     "tpot_p50": 0.004,
     "tpot_p99": 0.0101,
+    "gap_p50": 0.0031,
 }
 ENVIRONMENT = {
     "gpu": "NVIDIA H200",
@@ -59,9 +60,10 @@ def test_medians_and_ratios(places):
     assert "old" not in text
     assert "NVIDIA H200, vllm 0.26.0" in text
     assert "**64 x (4K + 2K)**: 5 layers, cache of 1.00 GiB, prefix caching off" in text
-    assert "| bf16 | 1,000 | 100 | 1.00 | 3 | 12,345 | 7 | 0.50 | 4.00 | 10.10 | 1 |" in text
-    assert "| c4r4 | 1,000 | 310 | 3.10 | 0 | 0 | 7 | 0.50 | 4.00 | 10.10 | 3 |" in text
+    assert "| bf16 | 1,000 | 100 | 1.00 | 3 | 12,345 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 1 |" in text
+    assert "| c4r4 | 1,000 | 310 | 3.10 | 0 | 0 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 3 |" in text
     assert ">3.10</text>" in drawing
+    assert ">64 x (4K + 2K)</tspan>; 5 layers</text>" in drawing
 
 
 def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
@@ -70,7 +72,9 @@ def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
     (folder / "serve_h200_20260203.json").write_text(
         json.dumps({"environment": ENVIRONMENT, "rows": rows})
     )
-    assert "| c2r4 | 1,000 | 100 | - |" in make_serving.render(folder, page)[0]
+    text, drawing = make_serving.render(folder, page)
+    assert "| c2r4 | 1,000 | 100 | - |" in text
+    assert ">no run of bf16</text>" in drawing
 
 
 def test_without_a_file_no_figure_is_claimed(places):
