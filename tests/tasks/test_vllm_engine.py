@@ -16,7 +16,7 @@ from quantmla.recipe import EvaluationRequest, TaskRequest
 from quantmla.tasks import run as stage
 from quantmla.tasks.model import PackedCacheLM
 from quantmla.tasks.run import evaluate_tasks
-from quantmla.tasks.vllm_engine import vllm_arguments, vllm_model
+from quantmla.tasks.vllm_engine import WHOLE_PROMPTS, Engines, vllm_arguments, vllm_model
 
 ANSWER = " 3 plus 2 is 5 #### 5"
 TEMPLATE = (
@@ -32,6 +32,11 @@ class Engine:
         self.engine_args = engine_args
         self.model_config = engine_args.create_model_config()
         self.renderer = self.input_processor = None
+        self.stopped = 0
+        self.engine_core = SimpleNamespace(shutdown=self._stop)
+
+    def _stop(self):
+        self.stopped += 1
 
     def get_supported_tasks(self):
         return ("generate",)
@@ -87,6 +92,21 @@ def test_arguments():
     }
     assert packed["gpu_memory_utilization"] + base["gpu_memory_utilization"] <= 0.9
     assert vllm_arguments(Path("x"), packed=True, **sizes | {"compiled": False})["enforce_eager"]
+    longest = sizes | {"positions": WHOLE_PROMPTS}
+    assert not vllm_arguments(Path("x"), packed=True, **longest)["enable_chunked_prefill"]
+    longest["positions"] += 1
+    assert vllm_arguments(Path("x"), packed=True, **longest)["enable_chunked_prefill"]
+
+
+def test_engines_start_once_and_are_stopped(engines, fused):
+    arguments = vllm_arguments(fused, packed=True, compiled=False, positions=64, engines=2)
+    running = Engines()
+    assert running.get("rtn", arguments) is running.get("rtn", arguments)
+    running.get("bf16", arguments)
+    running.stop()
+    running.stop()
+    started, _ = engines
+    assert [engine.stopped for engine in started] == [1, 1]
 
 
 def test_the_engine_gets_what_it_is_told(engines, fused):
@@ -102,6 +122,7 @@ def test_the_engine_gets_what_it_is_told(engines, fused):
     assert (args.dtype, args.kv_cache_dtype, args.seed) == ("bfloat16", "auto", 0)
     assert (args.enforce_eager, args.enable_prefix_caching) == (True, False)
     assert args.gpu_memory_utilization == 0.9
+    assert args.enable_chunked_prefill is False
     assert lm.max_length == engine.model_config.max_model_len == 2048
     assert hasattr(engine.model_config.hf_config, "quantmla_config")
 
@@ -140,6 +161,7 @@ def test_written_tasks_run_through_lm_evals_model(
     started, asked = engines
     assert [e.engine_args.attention_backend for e in started] == [None, "CUSTOM"]
     assert [engine for engine, *_ in asked] == started * len(tasks)  # one start for all tasks
+    assert [engine.stopped for engine in started] == [1, 1]
     for _, _, parameters in asked:
         for one in parameters:
             assert (one.temperature, one.max_tokens) == (0.0, 16)

@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from quantmla.errors import UsageError, require
+from quantmla.errors import UnsupportedModel, UsageError, require
+from quantmla.mla.geometry import MlaGeometry
 from quantmla.recipe import TaskRequest
 from quantmla.serving.command import check_checkpoint, check_machine
 from quantmla.tasks.build import find_source
 from quantmla.tasks.registry import Asked
+
+# What vLLM's latent attention and its FlashAttention for prompts take on a Hopper GPU.
+LATENT_CHANNELS = (320, 576)
+HEAD_SIZES = ((128, 64, 128), (192, 64, 256), (64, 64, 128))
 
 
 def check_tasks(asked: Sequence[Asked], request: TaskRequest, longest: int) -> None:
@@ -33,7 +38,9 @@ def check_tasks(asked: Sequence[Asked], request: TaskRequest, longest: int) -> N
             find_source(spec, data)
 
 
-def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -> None:
+def check_engine(
+    asked: Sequence[Asked], request: TaskRequest, geometry: MlaGeometry, *, fused: bool
+) -> None:
     """What vLLM cannot evaluate, and where it cannot run."""
     if request.engine != "vllm":
         return
@@ -65,4 +72,18 @@ def check_engine(asked: Sequence[Asked], request: TaskRequest, *, fused: bool) -
         UsageError,
     )
     check_checkpoint(given.model)
+    _check_baseline(geometry)
     check_machine()
+
+
+def _check_baseline(geometry: MlaGeometry) -> None:
+    """The plugin serves more sizes than vLLM's own attention, which the baseline is left to."""
+    latent = (geometry.kv_lora_rank, geometry.qk_rope_head_dim)
+    heads = (geometry.qk_nope_head_dim, geometry.qk_rope_head_dim, geometry.v_head_dim)
+    require(
+        sum(latent) in LATENT_CHANNELS and heads in HEAD_SIZES,
+        f"--engine vllm also runs the unquantised model, and vLLM's own attention does not take "
+        f"latents of {latent[0]} + {latent[1]} channels with heads of {heads[0]} + {heads[1]} and "
+        f"values of {heads[2]}: leave --engine out",
+        UnsupportedModel,
+    )

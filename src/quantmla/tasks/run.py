@@ -1,5 +1,6 @@
 """The stage behind `quantmla eval --tasks`: every task through every variant, resumable."""
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -50,12 +51,12 @@ from quantmla.tasks.results import (
     write_json,
 )
 from quantmla.tasks.scoring import Amount, chosen_items, score_items, uses_chat
-from quantmla.tasks.vllm_engine import vllm_arguments, vllm_model
+from quantmla.tasks.vllm_engine import Engines, vllm_arguments
 
 NEEDLE_LENGTH = 4096  # tokens of a needle test, or as many as the model has positions
 PACKAGES = ("lm_eval", "datasets")
 Done = Callable[[int], None]
-Engines = Callable[[Variant, Done], Any]  # lm-eval's model of a variant
+Models = Callable[[Variant, Done], Any]  # lm-eval's model of a variant
 
 
 class _Work(NamedTuple):
@@ -66,7 +67,7 @@ class _Work(NamedTuple):
     subject: Subject
     tokenizer: Any
     variants: list[Variant]
-    engines: Engines
+    models: Models
     amount: Amount
 
 
@@ -86,11 +87,12 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     subject.adapter.check(subject.base)
     asked = asked_tasks(request.tasks, min(NEEDLE_LENGTH, positions(subject)))
     check_tasks(asked, request, positions(subject))
-    check_engine(asked, request, fused=subject.fused is not None)
+    geometry = subject.adapter.geometry(subject.base.config)
+    check_engine(asked, request, geometry, fused=subject.fused is not None)
     check_methods(given.methods, subject)
     device = resolve_device(given.device)
     folder = Path(request.output)
-    with sole_user(folder):
+    with sole_user(folder), contextlib.ExitStack() as after:
         plan = _planned(request, subject)
         document = start_run(folder, _document(request, subject, plan, device), request.resume)
         variants = [_ready(variant, request, subject, device, progress) for variant in plan]
@@ -100,7 +102,7 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
             subject,
             load_tokenizer(subject.base.path),
             variants,
-            _engines(request, subject, variants, device),
+            _models(request, subject, variants, device, after),
             Amount(given.limit, request.max_new_tokens),
         )
         try:
@@ -135,26 +137,29 @@ def _ready(
     return replace(plan, model=loaded_model(subject.fused.path, device))
 
 
-def _engines(
-    request: TaskRequest, subject: Subject, variants: list[Variant], device: str
-) -> Engines:
-    """What answers for a variant, started when it is first needed."""
+def _models(
+    request: TaskRequest,
+    subject: Subject,
+    variants: list[Variant],
+    device: str,
+    after: contextlib.ExitStack,
+) -> Models:
+    """What answers for a variant; `after` the run, what was started for it is stopped."""
     if request.engine == "vllm":
-        started: dict[str, Any] = {}
+        engines = Engines()
+        after.callback(engines.stop)
 
         def in_vllm(variant: Variant, done: Done) -> Any:
             source = subject.base if variant.fmt is None else subject.fused
             assert source is not None
-            if variant.name not in started:
-                arguments = vllm_arguments(
-                    source.path,
-                    packed=variant.fmt is not None,
-                    compiled=subject.adapter.model_type not in NOT_COMPILED,
-                    positions=positions(subject),
-                    engines=len(variants),
-                )
-                started[variant.name] = vllm_model(arguments)
-            return started[variant.name]
+            arguments = vllm_arguments(
+                source.path,
+                packed=variant.fmt is not None,
+                compiled=subject.adapter.model_type not in NOT_COMPILED,
+                positions=positions(subject),
+                engines=len(variants),
+            )
+            return engines.get(variant.name, arguments)
 
         return in_vllm
     from quantmla.tasks.model import PackedCacheLM  # lm-eval may be absent until here
@@ -261,7 +266,7 @@ def _one(work: _Work, built: Built, variant: Variant, report: Report) -> Documen
         report(stage, seen, total)
 
     began = time.perf_counter()
-    lm = work.engines(variant, done)
+    lm = work.models(variant, done)
     items = score_items(built, lm, work.tokenizer, work.amount)
     cost = {
         "seconds": round(time.perf_counter() - began, 2),

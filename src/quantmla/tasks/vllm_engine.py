@@ -10,6 +10,7 @@ from typing import Any
 from quantmla.errors import QuantMLAError
 
 MEMORY_SHARE = 0.9  # of the GPU, for all engines of a run together
+WHOLE_PROMPTS = 16_384  # positions up to which a step holds any prompt, as it does by default
 
 
 def vllm_arguments(
@@ -18,7 +19,9 @@ def vllm_arguments(
     """Arguments of lm-eval's VLLM; a packed cache is that of the folder's own config.
 
     Without prefix caching: a prompt whose beginning is taken from another item's pages would be
-    read quantised, and an answer would depend on which items came before.
+    read quantised, and an answer would depend on which items came before. For the same reason a
+    prompt that does not fit into what a step has left waits for the next one, instead of being cut
+    there; only where the model has more positions than a step should hold are prompts cut.
     """
     cache = {"attention_backend": "CUSTOM"} if packed else {}
     return cache | {
@@ -26,6 +29,7 @@ def vllm_arguments(
         "dtype": "bfloat16",
         "kv_cache_dtype": "auto",
         "enable_prefix_caching": False,
+        "enable_chunked_prefill": positions > WHOLE_PROMPTS,
         "enforce_eager": not compiled,
         "max_model_len": positions,
         "batch_size": "auto",
@@ -40,8 +44,28 @@ def vllm_model(arguments: dict[str, Any]) -> Any:
 
     try:
         return VLLM(**arguments)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (AssertionError, OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise QuantMLAError(
             f"vLLM did not start with {arguments['pretrained']}: {reason}"
         ) from error
+
+
+class Engines:
+    """The engines of a run by name, each started when it is first needed; `stop` ends them all.
+
+    Without it, an engine keeps its process and its share of the GPU until Python ends.
+    """
+
+    def __init__(self) -> None:
+        self.started: dict[str, Any] = {}
+
+    def get(self, name: str, arguments: dict[str, Any]) -> Any:
+        if name not in self.started:
+            self.started[name] = vllm_model(arguments)
+        return self.started[name]
+
+    def stop(self) -> None:
+        while self.started:
+            _, lm = self.started.popitem()
+            lm.model.llm_engine.engine_core.shutdown()

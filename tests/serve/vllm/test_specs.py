@@ -218,3 +218,15 @@ def test_a_tight_pool_keeps_its_books(pool, pages):
     assert manager.usage == 0
     assert not made.window_blocks.cleared
     assert not made.window_blocks.req_to_blocks
+
+
+@pytest.mark.parametrize(("chunked", "third"), [(True, 112), (False, None)])
+def test_without_chunked_prefill_no_prompt_is_cut_where_a_step_is_full(pool, chunked, third):
+    """`eval --engine vllm` asks for that: a cut prompt would read its beginning quantised."""
+    settings = {"chunk": 512, "max_len": 512, "caching": False}
+    made = pool(640, **settings, enable_chunked_prefill=chunked)
+    for name in "abc":
+        made.add(name, ids(200), new=2)
+    counts = step(made)
+    assert (counts["a"], counts["b"], counts.get("c")) == (200, 200, third)
+    assert step(made)["c"] == 200 - (third or 0)
