@@ -1,6 +1,7 @@
 """Writes the tables of docs/evaluation.md: `python docs/make_evaluation.py`.
 
-Tasks come from tasks/registry.py, nano's scores from the newest benchmarks/results/tasks_nano_*.
+Tasks come from tasks/registry.py, scores from the newest benchmarks/results/tasks_nano_* and
+tasks_vllm_*.
 """
 
 import json
@@ -8,12 +9,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markers import replace_part
+from markers import replace_in, replace_part
 
 from quantmla.tasks.registry import GROUPS, SPECS, TaskSpec
 
 PAGE = Path(__file__).with_name("evaluation.md")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+SCRIPTED = """Tests run lm-eval's model and vLLM's own arguments, model configs and sampling \
+parameters with a script in place of the engine, and compare
+prompts and scores with the other way"""
+ON_GPU = """    python benchmarks/eval_vllm.py --data DIR --work DIR
+
+ran both engines on a GPU beside transformers: nano in DeepSeek's latent width \
+(`benchmarks/wide_nano.py`, the same function), since vLLM's
+own cache takes no other. vLLM computes in bf16, transformers in float32: texts part where two \
+tokens are nearly as likely."""
 
 
 def _task(spec: TaskSpec) -> str:
@@ -75,21 +85,51 @@ def _machine(document: Mapping[str, Any]) -> str:
     )
 
 
-def newest() -> Mapping[str, Any] | None:
-    """The latest published run, if there is one."""
-    found = sorted(RESULTS.glob("tasks_nano_*.json"))
+def vllm(document: Mapping[str, Any] | None) -> str:
+    """What was run of `--engine vllm`: a script in its place, and engines where there is a file."""
+    if document is None:
+        return f"{SCRIPTED}; **no engine was run on a GPU**."
+    rows = {(row["task"], row["variant"], row["engine"]): row for row in document["rows"]}
+    variants = {row["variant"]: row["format"].upper() for row in document["rows"]}
+    heads = [name if name.upper() == fmt else f"{name} {fmt}" for name, fmt in variants.items()]
+    titles = [f"{head}, {what}" for head in heads for what in ("transformers", "vLLM", "same")]
+    lines = [
+        f"| task | items | {' | '.join(titles)} |",
+        f"|---|---:|{'---:|' * len(titles)}",
+    ]
+    for task in dict.fromkeys(row["task"] for row in document["rows"]):
+        cells = []
+        for variant in variants:
+            theirs, ours = (rows[task, variant, engine] for engine in ("transformers", "vllm"))
+            same = f"{ours['same_score']} / {ours['same_answer']}"
+            cells += [_cell(theirs), _cell(ours), same]
+        lines.append(f"| {task} | {ours['items']} | {' | '.join(cells)} |")
+    return "\n".join([f"{SCRIPTED}.", "", ON_GPU, "", *lines, "", _engines_machine(document)])
+
+
+def _engines_machine(document: Mapping[str, Any]) -> str:
+    found = document["environment"]
+    packages = found["packages"]
+    versions = ", ".join(f"{p} {packages[p]}" for p in ("vllm", "transformers", "torch", "lm_eval"))
+    most = max(row["max_new_tokens"] for row in document["rows"])
+    return (
+        f"*same* counts the items on which both engines score the same, and those on which they "
+        f"write the same text. At most {most} new tokens; on one {found['gpu']}, {versions}."
+    )
+
+
+def newest(what: str) -> Mapping[str, Any] | None:
+    """The latest published run of a kind, if there is one."""
+    found = sorted(RESULTS.glob(f"tasks_{what}_*.json"))
     return json.loads(found[-1].read_text(encoding="utf-8")) if found else None
 
 
 def render() -> str:
     """The whole file as it should be."""
     text = replace_part(PAGE, "tasks", tasks())
-    run = newest()
-    if run is None:
-        return text
-    start, end = "<!-- nano: generated -->\n", "<!-- end of nano -->\n"
-    before, rest = text.split(start)
-    return before + start + scores(run) + "\n" + end + rest.split(end)[1]
+    text = replace_in(text, "vllm", vllm(newest("vllm")))
+    run = newest("nano")
+    return text if run is None else replace_in(text, "nano", scores(run))
 
 
 if __name__ == "__main__":

@@ -42,14 +42,15 @@ def _driver() -> str | None:
         return None
 
 
-def environment() -> dict[str, Any]:
+def environment(more: Sequence[str] = ()) -> dict[str, Any]:
+    """The GPU and versions, also of `more` packages than every benchmark uses."""
     return {
         "quantmla": quantmla.__version__,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": _driver(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in (*PACKAGES, *more)},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -121,12 +122,12 @@ class Table:
         return "  ".join(cells).rstrip()
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Whole or not at all."""
+def write(path: Path, rows: Sequence[Mapping[str, Any]], packages: Sequence[str] = ()) -> None:
+    """Whole or not at all; `packages` are those whose versions the file tells, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
     lines = ",\n".join("  " + json.dumps(dict(row)) for row in rows)
-    head = json.dumps(environment(), indent=1)
+    head = json.dumps(environment(packages), indent=1)
     try:
         draft.write_text(f'{{"environment": {head},\n"rows": [\n{lines}\n]}}\n')
         draft.replace(path)
