@@ -8,12 +8,23 @@ import eval_vllm
 import pytest
 
 from quantmla.cli import main
+from quantmla.method import options_for
 from quantmla.tasks import run as stage
 from quantmla.tasks.results import FILE, SCHEMA, VERSION, item_path, write_json
 
 OPTIONS = argparse.Namespace(
     tasks=("niah@1024", "gsm8k"), data=Path("data"), limit=7, max_new_tokens=5, device="auto"
 )
+
+
+def test_quantize_gets_a_recipe_that_it_takes(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(eval_vllm.pipeline, "quantize", lambda recipe, **_: asked.append(recipe))
+    monkeypatch.setattr(eval_vllm, "write_wide_nano", lambda out: out.mkdir())
+    base, out = eval_vllm.make_model(tmp_path, "cpu")
+    (recipe,) = asked
+    assert (recipe.model.id, recipe.output.folder) == (str(base), str(out))
+    assert options_for(recipe.transform.method, recipe.transform.options).steps < 300
 
 
 def test_the_command_asks_what_this_process_asks(monkeypatch):
