@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,8 +199,6 @@ def fused_once(tiny_model: Tiny, short_text: Path, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def fused(fused_once: Path, tmp_path: Path) -> Path:
-    import shutil
-
     return shutil.copytree(fused_once, tmp_path / "fused")
 
 
@@ -260,6 +259,35 @@ def test_verify_wants_the_original(fused: Path, tiny_model: Tiny, capsys):
     (fused / FILE_NAME).unlink()
     said = refused(capsys, 1, ["verify", str(fused), "--against", model])
     assert f"{FILE_NAME} does not exist" in said
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_engines_find_the_original_tensors_and_no_others(
+    recipe, tiny_model: Tiny, tmp_path: Path, indexed: bool
+):
+    """Without an index, vLLM loads every tensor of every *.safetensors in the folder."""
+    loader = pytest.importorskip("vllm.model_executor.model_loader.default_loader")
+    from vllm.config.load import LoadConfig
+
+    model = shutil.copytree(tiny_model("deepseek_v3"), tmp_path / "model")
+    names = set(open_source(model).names)
+    if not indexed:
+        shards = list(model.glob("*.safetensors"))
+        tensors = {name: x for shard in shards for name, x in load_file(shard).items()}
+        for old in (*shards, *model.glob("*.index.json")):
+            old.unlink()
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    out = tmp_path / "out"
+    assert main(recipe(model, out)) == 0
+    config = LoadConfig(load_format="safetensors")
+    _, files, _ = loader.DefaultModelLoader(config)._prepare_weights(
+        str(out), None, None, False, None
+    )
+    found: set[str] = set()
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            found |= set(tensors.keys())
+    assert found == names
 
 
 def test_a_fused_model_is_not_fused_again(fused: Path, recipe, tmp_path: Path, capsys):
@@ -378,7 +406,6 @@ def test_progress_is_a_line_per_layer_that_counts_resumed_ones(
 
 
 def with_tensor(model: Path, out: Path, name: str, value: float) -> Path:
-    import shutil
 
     shutil.copytree(model, out)
 

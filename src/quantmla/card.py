@@ -24,7 +24,7 @@ loses less.
 * method: {method}; cache format: {described}, groups of {group_size},
   {num_sink_tokens} sink tokens and at least {recent_window} recent tokens in bf16
 * base checkpoint: sha256 {base_sha256}
-* files: `quantmla_transforms.safetensors` (what was folded), `recipe.yaml` (how to make it again),
+* files: `quantmla_transforms.sft` (what was folded), `recipe.yaml` (how to make it again),
   `quantmla_log.csv` and `.json` (errors, times and learning curves by layer)
 
 Check it against the original with `quantmla verify FOLDER`, measure it with `quantmla eval FOLDER`.

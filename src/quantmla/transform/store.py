@@ -15,7 +15,8 @@ from torch import Tensor
 from quantmla.errors import QuantMLAError, require
 from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform
 
-FILE_NAME = "quantmla_transforms.safetensors"
+# Not *.safetensors: where there is no index, engines take every such file for weights.
+FILE_NAME = "quantmla_transforms.sft"
 ROTATION, SCALE, ANGLE, GAIN = "content.rotation", "content.scale", "rope.angle", "rope.gain"
 ONLINE = "rope.online"
 
