@@ -17,6 +17,7 @@ from quantmla.serve.vllm.engine import (
     merge_attn_states,
 )
 from quantmla.serve.vllm.metadata import PackedMetadata, WindowMetadata
+from quantmla.serve.vllm.step import Call
 
 if TYPE_CHECKING:
     from quantmla.serve.vllm.layer import WindowCache
@@ -43,7 +44,7 @@ class QuantMLAImpl(MLACommonImpl):
         self,
         pages: Tensor,
         metadata: tuple[PackedMetadata, WindowMetadata],
-        rows: slice,
+        sequences: slice | Tensor,
         lengths: Tensor,
     ) -> CacheView:
         packed, window = metadata
@@ -52,12 +53,12 @@ class QuantMLAImpl(MLACommonImpl):
             fmt=self.window.layout.fmt,
             kv_lora_rank=self.kv_lora_rank,
             pages_JY=pages,
-            block_table_BJ=packed.block_table[rows],
+            block_table_BJ=packed.block_table[sequences],
             lengths_B=lengths,
             window_pages_JMC=self.window.kv_cache,
-            window_table_BW=window.table[rows],
-            sink_pages_B=window.sink_pages[rows],
-            window_start_B=window.starts[rows],
+            window_table_BW=window.table[sequences],
+            sink_pages_B=window.sink_pages[sequences],
+            window_start_B=window.starts[sequences],
         )
 
     def do_kv_cache_update(
@@ -87,25 +88,36 @@ class QuantMLAImpl(MLACommonImpl):
         attn_metadata: PackedMetadata,
         layer: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The last tokens of every decode over its whole cache, drafts under verification too.
+        """The last tokens of every decode over its whole cache; drafts and short chunks too.
 
         All queries of a sequence read packed what the last of them does: a token that is packed
-        as this step ends is read packed a few tokens early.
+        as this step ends is read packed up to S - 1 tokens early.
         """
         metadata = self._metadata()
         assert metadata is not None
         assert isinstance(q, tuple), "queries are joined for fp8 and context parallelism only"
-        batch, padding = attn_metadata.num_decodes, attn_metadata.padding
-        latent, rope = (
-            x.unflatten(0, (batch, -1)) if padding is None else x[padding.row_BS] for x in q
-        )
-        assert attn_metadata.decode is not None
-        view = self._view(
-            kv_c_and_k_pe_cache, metadata, slice(batch), attn_metadata.decode.seq_lens
-        )
-        result = api.decode(api.DecodeQuery(latent, rope, self.scale), view)
-        out, lse = result.out_BSNR.flatten(0, 1), result.lse_BSN.flatten(0, 1)
-        return (out, lse) if padding is None else (out[padding.query_T], lse[padding.query_T])
+        batch = attn_metadata.num_decodes
+        if attn_metadata.calls is None:
+            call = Call(slice(batch), slice(attn_metadata.num_decode_tokens), batch)
+            return self._decode(q, kv_c_and_k_pe_cache, metadata, call), None
+        calls, query_T = attn_metadata.calls
+        parts = [self._decode(q, kv_c_and_k_pe_cache, metadata, call) for call in calls]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (out if query_T is None else out[query_T]), None
+
+    def _decode(
+        self,
+        q: tuple[Tensor, Tensor],
+        pages: Tensor,
+        metadata: tuple[PackedMetadata, WindowMetadata],
+        call: Call,
+    ) -> Tensor:
+        """[B * S, N, R]."""
+        latent, rope = (x[call.rows].unflatten(0, (call.count, -1)) for x in q)
+        assert metadata[0].lengths is not None
+        lengths = metadata[0].lengths[call.sequences]
+        view = self._view(pages, metadata, call.sequences, lengths)
+        return api.decode(api.DecodeQuery(latent, rope, self.scale), view).out_BSNR.flatten(0, 1)
 
     def _compute_prefill_context(
         self, q: Tensor, kv_c_and_k_pe_cache: Tensor, attn_metadata: PackedMetadata, k_scale: Tensor
