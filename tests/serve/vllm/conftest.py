@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from quantmla.quant.format import parse_format
+
 
 def attend(q, k, v, scale: float, causal: bool):
     """Attention of one sequence's queries over keys, and its log-sum-exp [heads, queries]."""
@@ -78,3 +80,15 @@ def cpu_vllm():
         )
     yield
     patch.undo()
+
+
+@pytest.fixture
+def engine(cpu_vllm, tmp_path):
+    """Makes one latent attention in vLLM's scheduler; `runner` is which of vLLM's two orders it."""
+    from vllm_harness import Engine, model_config, vllm_config
+
+    def make(fmt="c4r4", pages=200, runner=2, **changes):
+        config = vllm_config(model_config(tmp_path, parse_format(fmt)), **changes)
+        return Engine(config, pages, runner)
+
+    return make
