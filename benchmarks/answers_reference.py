@@ -38,7 +38,7 @@ class Step(NamedTuple):
     """Tokens that were computed together."""
 
     start: int
-    count: int
+    size: int
     whole: int  # as the engine computed it, with tokens that are not of the request in the end
 
 
@@ -60,7 +60,7 @@ def passes(requests: Sequence[Request], index: int) -> list[Pass]:
     found = [Pass([], 0)]
     for start, count in request["steps"]:
         steps = found[-1].steps
-        at = sum(step.count for step in steps)
+        at = sum(step.size for step in steps)
         if start > at:
             steps = _of_another(requests[:index], tokens[:start])
         if steps and start <= steps[-1].start:  # before the last step: not drafts that were refused
@@ -80,7 +80,7 @@ def history(requests: Sequence[Request], index: int) -> list[Step]:
 def truncated(steps: Sequence[Step], length: int) -> list[Step]:
     """The steps that computed the first `length` tokens."""
     return [
-        step._replace(count=min(step.count, length - step.start))
+        step._replace(size=min(step.size, length - step.start))
         for step in steps
         if step.start < length
     ]

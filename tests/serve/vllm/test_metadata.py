@@ -43,7 +43,7 @@ def test_equal_chunks_are_no_uniform_decodes(engine):
 
     builder = engine(drafts=3).builders[0]
     metadata = builder.build(0, common([40, 40]))
-    assert [call.count for call in metadata.calls.calls] == [2]
+    assert [call.batch for call in metadata.calls.calls] == [2]
     assert not GPUModelRunner._is_uniform_decode(40, 4, 80, 2)
     assert get_uniform_token_count(2, 80, 40) not in (1, 4)
 
@@ -53,7 +53,7 @@ def test_many_chunks_are_divided(engine, monkeypatch):
 
     monkeypatch.setattr(module, "CALL_ROWS", 2 * 128)  # two heads, 128 queries
     calls = engine(chunk=512).builders[0].build(0, common([1, 1, 64, 64, 64, 64, 64])).calls
-    assert [call.count for call in calls.calls] == [2, 2, 2, 1]
+    assert [call.batch for call in calls.calls] == [2, 2, 2, 1]
     assert calls.query_T is None
 
 

@@ -23,7 +23,7 @@ def shapes(metadata) -> list[tuple[int, int]]:
         count = packed.num_decodes
         return [(count, packed.num_decode_tokens // count)] if count else []
     rows = torch.arange(packed.num_decode_tokens)
-    return [(c.count, len(rows[c.rows]) // c.count) for c in packed.calls.calls]
+    return [(c.batch, len(rows[c.rows]) // c.batch) for c in packed.calls.calls]
 
 
 @RUNNERS

@@ -81,7 +81,7 @@ def test_every_query_is_read_once_in_any_order(decode_length):
         seen = [sequences[call.sequences] for call in calls]
         assert sorted(torch.cat(seen).tolist()) == list(range(20))
         for call, chosen in zip(calls, seen, strict=True):
-            last = rows[call.rows].view(call.count, -1)[:, -1]
+            last = rows[call.rows].view(call.batch, -1)[:, -1]
             assert torch.equal(last, bounds[1:][chosen] - 1)
             longest = lengths[chosen].max()
             assert longest <= decode_length or len(chosen) == 1 or len(chosen) * longest <= most

@@ -113,7 +113,7 @@ class QuantMLAImpl(MLACommonImpl):
         call: Call,
     ) -> Tensor:
         """[B * S, N, R]."""
-        latent, rope = (x[call.rows].unflatten(0, (call.count, -1)) for x in q)
+        latent, rope = (x[call.rows].unflatten(0, (call.batch, -1)) for x in q)
         assert metadata[0].lengths is not None
         lengths = metadata[0].lengths[call.sequences]
         view = self._view(pages, metadata, call.sequences, lengths)

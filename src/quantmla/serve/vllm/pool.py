@@ -19,7 +19,7 @@ SHORT_CHUNK = 64  # longest part of a prompt that is attended to as decodes are
 def short_chunk(recent_window: int) -> int:
     """Longest chunk whose queries may all read what the last of them does.
 
-    Each then still has half of the recent window in bf16, itself included.
+    Each then still has half of the recent window in bf16 before it.
     """
     return min(SHORT_CHUNK, max(1, recent_window // 2))
 

@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
     sequences: slice | Tensor  # B of the step
     rows: slice | Tensor  # of the queries: B * S
-    count: int  # B
+    batch: int  # B
 
 
 class Calls(NamedTuple):
@@ -65,7 +65,7 @@ class Calls(NamedTuple):
     def to(self, device: torch.device) -> "Calls":
         """Copies that nothing waits for."""
         calls = (
-            Call(_moved(call.sequences, device), _moved(call.rows, device), call.count)
+            Call(_moved(call.sequences, device), _moved(call.rows, device), call.batch)
             for call in self.calls
         )
         return Calls(tuple(calls), _moved(self.query_T, device))

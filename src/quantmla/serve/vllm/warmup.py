@@ -46,7 +46,8 @@ def _query(
 ) -> api.DecodeQuery:
     sizes = (layout.kv_lora_rank, layout.qk_rope_head_dim)
     q = torch.zeros(1, length, num_heads, sum(sizes), dtype=torch.bfloat16, device=device)
-    return api.DecodeQuery(*q.split(sizes, dim=-1), 1.0)
+    latent, rope = q.split(sizes, dim=-1)
+    return api.DecodeQuery(latent, rope, 1.0)
 
 
 def warm_up(layout: PoolLayout, num_heads: int, most_rows: int, device: torch.device) -> str:
