@@ -59,6 +59,19 @@ def test_chunks_between_decodes_are_found():
     assert query.tolist() == [0, *range(3, 23), 1, 2, *range(33, 43)]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_plan_goes_to_the_device_as_it_is(device):
+    plan = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64)
+    calls, query = plan.to(torch.device(device))
+    assert query.device.type == device
+    assert torch.equal(query.cpu(), plan.query_T)
+    for moved, call in zip(calls, plan.calls, strict=True):
+        assert torch.equal(moved.sequences.cpu(), call.sequences)
+        assert torch.equal(moved.rows.cpu(), call.rows)
+    slices = plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64)
+    assert slices.to(torch.device(device)) == slices
+
+
 def test_calls_do_not_grow_with_their_padding():
     assert split_queries([1, 1, 2, 5, 9, 40], 1, 64) == [range(2), range(2, 5), range(5, 6)]
     assert split_queries([1, 1, 4, 4], 4, 1) == [range(4)]
