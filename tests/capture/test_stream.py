@@ -1,6 +1,7 @@
 """Capture against the whole model, and against the readable attention."""
 
 import gc
+import signal
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from tiny import CASES, load, random_tokens, rewrite_tensors
 from torch import Tensor
 
 from quantmla.arch import adapter_for
+from quantmla.capture import decoder
 from quantmla.capture.record import attentions, recording
 from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
 from quantmla.checkpoint.source import open_source
@@ -338,6 +340,40 @@ def test_missing_and_misshapen_tensors_name_the_layer(
     next(stream)
     with pytest.raises(QuantMLAError, match=r"lacks 1 parameters of layer 1.*up_proj"):
         next(stream)
+
+
+@pytest.mark.parametrize("then_fails", [False, True])
+def test_ctrl_c_while_a_layer_is_loaded_is_no_fault_of_the_checkpoint(
+    tiny_checkpoint: Folder, monkeypatch: pytest.MonkeyPatch, then_fails: bool
+) -> None:
+    stock = decoder._tensors
+    handler = signal.getsignal(signal.SIGINT)
+    assert handler is signal.default_int_handler
+
+    def tensors(skeleton: decoder.Skeleton, layer: int | None) -> dict[str, Tensor]:
+        signal.raise_signal(signal.SIGINT)
+        if then_fails:  # as torch's C++ answers when its call into Python is interrupted
+            raise RuntimeError("could not determine the shape of object type 'torch.storage'")
+        return stock(skeleton, layer)
+
+    monkeypatch.setattr(decoder, "_tensors", tensors)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(capture(tiny_checkpoint("deepseek_v3"), tokens())))
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_layer(
+    tiny_checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tensors(*_: object) -> dict[str, Tensor]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+    monkeypatch.setattr(decoder, "_tensors", tensors)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(capture(tiny_checkpoint("deepseek_v3"), tokens())))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_r45_out_of_memory_names_what_to_lower(

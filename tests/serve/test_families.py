@@ -64,8 +64,13 @@ def test_an_unknown_family_is_refused():
 
 
 def test_the_orders_are_those_of_the_adapters():
-    for model_type, order in CACHED_ROPE_ORDER.items():
-        assert FAMILIES[model_type].cache_rope_order == order
+    assert {name: family.cache_rope_order for name, family in FAMILIES.items()} == CACHED_ROPE_ORDER
+
+
+def test_a_model_that_vllm_has_renamed_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    # vLLM, given a Kimi K2, sets this on the class, for every DeepSeek-V3 of the process.
+    monkeypatch.setattr(DeepseekV3Config, "model_type", "kimi_k2")
+    assert cached_rope_order(DeepseekV3Config(**SIZES)) == "half"
 
 
 @pytest.mark.parametrize("case", tiny.CASES)

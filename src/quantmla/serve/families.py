@@ -9,6 +9,7 @@ from quantmla.mla.rope import RopeOrder
 CACHED_ROPE_ORDER: dict[str, RopeOrder] = {
     "deepseek_v2": "interleaved",
     "deepseek_v3": "half",
+    "kimi_k2": "half",  # deepseek_v3's classes; vLLM names those so once it has met one
     "glm4_moe_lite": "half",
     "longcat_flash": "half",
     "minicpm3": "half",
