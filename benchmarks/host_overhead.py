@@ -27,8 +27,9 @@ from quantmla.kernels.api import Tokens
 from quantmla.kernels.cuda import backend, launch, rows
 from quantmla.quant.format import parse_format
 from quantmla.serve.vllm import impl as module
+from quantmla.serve.vllm.plans import StepPlans
 from quantmla.serve.vllm.pool import PoolLayout, pool_layout
-from quantmla.serve.vllm.step import Call
+from quantmla.serve.vllm.step import Call, ContextChunk
 
 RANK, ROPE, HEADS = 512, 64, 16
 DECODES, CHUNKS, CHUNK, CONTEXT = 8, 2, 40, 4096
@@ -63,7 +64,9 @@ def stub_gpu() -> list[int]:
     torch.cuda.current_device = lambda: None  # the index of torch.device("cpu")
     torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7)
     torch._C._cuda_getCurrentRawStream = lambda _: 7
-    backend.multiprocessors = rows.multiprocessors = lambda _: 132
+    # a CPU's allocator takes large pieces, as the scratch memory of 132 would be, from the system
+    backend.multiprocessors = rows.multiprocessors = lambda _: 8
+    torch.cat = lambda parts: parts[0]  # a copy that a GPU makes
     launch.cubin = lambda _: b""
     launch.load = lambda _, shared, device: launch.Kernels(None, function(), function(), shared)
     rows._load = lambda *_: rows.Loaded(None, function())
@@ -106,8 +109,9 @@ def step_metadata(layers: list[Any]) -> dict[str, Any]:
         num_reqs=batch + 1,
         calls=(calls, None),
         context_lengths=ints[3, :1],
-        context_tokens=[tokens, tokens],
-        prefill=SimpleNamespace(chunked_context=SimpleNamespace(workspace=workspace)),
+        context=[ContextChunk(tokens, workspace, None)] * 2,
+        prefill=None,
+        plans=StepPlans(),
     )
     table = torch.zeros(batch + 1, 256, dtype=torch.int32)
     window = SimpleNamespace(table=table, sink_pages=table[:, 0], starts=ints[3, : batch + 1])

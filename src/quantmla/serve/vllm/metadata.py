@@ -22,13 +22,16 @@ from quantmla.serve.vllm.engine import (
     VllmConfig,
     init_logger,
 )
+from quantmla.serve.vllm.plans import StepPlans
 from quantmla.serve.vllm.pool import short_chunk
 from quantmla.serve.vllm.step import (
     Calls,
+    ContextChunk,
     context_tokens,
     kept_only,
     locate_tokens,
     plan_calls,
+    without_context,
     write_decodes,
     write_window_starts,
 )
@@ -50,7 +53,8 @@ class PackedMetadata(MLACommonMetadata):
     tokens: Tokens | None = None  # of the step
     calls: Calls | None = None  # of the decode kernel, where query lengths differ
     context_lengths: Tensor | None = None  # of prefills: tokens before the step
-    context_tokens: list[Tokens] = field(default_factory=list)  # by chunk of context
+    context: list[ContextChunk] = field(default_factory=list)
+    plans: StepPlans = field(default_factory=StepPlans)
 
     def __post_init__(self) -> None:
         """Any size of head: vLLM's list is of its own kernels."""
@@ -136,14 +140,15 @@ class PackedBuilder(MLACommonMetadataBuilder):
         query_lengths = start[first + 1 : common.num_reqs + 1] - start[first : common.num_reqs]
         assert metadata.lengths is not None
         metadata.context_lengths = metadata.lengths[first:] - query_lengths
-        context = metadata.prefill.chunked_context
+        context, prefill = metadata.prefill.chunked_context, metadata.prefill
+        queries = self.rows[: metadata.num_actual_tokens - metadata.num_decode_tokens]
         for i, count in enumerate(context.seq_tot):
-            sequence = context.token_to_seq[i][:count]
-            metadata.context_tokens.append(
-                context_tokens(
-                    sequence, context.starts[i], context.cu_seq_lens[i][:-1], self.rows[:count]
-                )
-            )
+            bounds, sequence = context.cu_seq_lens[i], context.token_to_seq[i][:count]
+            tokens = context_tokens(sequence, context.starts[i], bounds[:-1], self.rows[:count])
+            empty = None
+            if context.has_empty_context[i]:
+                empty = without_context(prefill.query_start_loc, bounds, queries)
+            metadata.context.append(ContextChunk(tokens, context.workspace[:count], empty))
 
 
 class WindowBuilder(AttentionMetadataBuilder):

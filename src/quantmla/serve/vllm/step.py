@@ -180,3 +180,20 @@ def context_tokens(
     `starts_B` is the position of each sequence's first token in the chunk.
     """
     return Tokens(sequence_T, (starts_B - first_row_B)[sequence_T] + row_T)
+
+
+def without_context(query_bounds: Tensor, context_bounds: Tensor, row_T: Tensor) -> Tensor:
+    """Which query rows are of sequences that have no token in a chunk of context, bool [T].
+
+    Queries and tokens of sequence b begin and end at `query_bounds` and `context_bounds` [B + 1].
+    """
+    sequence_T = torch.searchsorted(query_bounds[1:], row_T, right=True)
+    return (context_bounds.diff() == 0)[sequence_T.clamp_(max=len(context_bounds) - 2)]
+
+
+class ContextChunk(NamedTuple):
+    """A part of the prefills' context that is gathered and attended to at once."""
+
+    tokens: Tokens
+    rows_TC: Tensor  # where they are gathered: the engine's workspace, the same for every layer
+    empty_T: Tensor | None  # `without_context` of the prefills' queries; None: there are none
