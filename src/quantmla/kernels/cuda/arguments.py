@@ -69,8 +69,10 @@ class Arguments(ctypes.Structure):
 
 
 class Buffers(NamedTuple):
-    """What a call writes."""
+    """What a call writes, and the queries that it reads: copies, where they lay unevenly."""
 
+    latent_BSNR: Tensor
+    rope_BSNE: Tensor
     scratch: Tensor  # uint8; see Parts
     out_BSNR: Tensor
     lse_BSN: Tensor  # float32
@@ -121,6 +123,8 @@ class DecodeArguments:
             rope = rope.clone(memory_format=torch.contiguous_format)
         device, shape = latent.device, self.shape
         buffers = Buffers(
+            latent,
+            rope,
             torch.empty(self.parts.size, dtype=torch.uint8, device=device),
             torch.empty(shape, dtype=self.dtype, device=device),
             torch.empty(shape[:3], dtype=torch.float32, device=device),
