@@ -12,6 +12,7 @@ from quantmla.serve.vllm.step import (
     plan_calls,
     split_queries,
     window_starts,
+    without_context,
     write_decodes,
     write_window_starts,
 )
@@ -164,3 +165,11 @@ def test_what_a_decode_reads_is_written_where_it_lies(device):
     bounds = ints(0, 1, 2, 2).to(device)
     write_window_starts(lengths, bounds, table.to(device), LAYOUT, starts[:3])
     assert starts.tolist() == [320, 0, 0, 77]
+
+
+def test_queries_without_context_are_those_of_empty_sequences() -> None:
+    lengths, context = (3, 1, 0, 2, 4), (5, 0, 0, 7, 0)
+    bounds = [torch.tensor([0, *x]).cumsum(0).to(torch.int32) for x in (lengths, context)]
+    empty = without_context(*bounds, torch.arange(10, dtype=torch.int32))
+    wanted = [n == 0 for n, count in zip(context, lengths, strict=True) for _ in range(count)]
+    assert empty.tolist() == wanted
