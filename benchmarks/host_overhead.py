@@ -1,19 +1,21 @@
 """What a layer of vLLM costs the host in an eager step, without a GPU: every launch is a stub.
 
-    python benchmarks/host_overhead.py [--layers 27] [--output FILE]
+    python benchmarks/host_overhead.py [--layers 27] [--steps 60] [--output FILE]
 
-A step of 8 decodes beside two chunks of 40 tokens, and a prompt's chunk with 2 chunks of context:
-the plugin's own code runs as it does beside a GPU, on tensors of the CPU, down to the call of the
-CUDA driver. Not in it: the driver's own time, torch's time for a CUDA stream and device, and the
-caching allocator of the GPU. Times are microseconds of one layer, the median over steps; a step's
-first layer makes the plans, and they are in the mean over its layers.
-benchmarks/results/host_<yyyymmdd>.json is the name for FILE.
+A step of 8 decodes and two chunks of 40 tokens, which are two calls of the decode kernel, beside a
+prefill whose context is gathered in two parts. The plugin's own code runs as it does beside a GPU,
+on tensors of the CPU, down to the call of the CUDA driver. Not in it: the driver, the GPU's caching
+allocator, torch's look at the current stream and device, and what vLLM does between our calls.
+
+Microseconds of one call, medians over steps: of the first layer, which makes the step's plans, of
+the others, and the mean over layers. benchmarks/results/host_<yyyymmdd>.json is the name for FILE.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +35,7 @@ from quantmla.serve.vllm.step import Call, ContextChunk
 
 RANK, ROPE, HEADS = 512, 64, 16
 DECODES, CHUNKS, CHUNK, CONTEXT = 8, 2, 40, 4096
-STEPS = 60
+CALLS = {"append": 1, "decode": 2, "gather": 2}  # in each layer
 
 
 class _Device:
@@ -122,7 +124,7 @@ def step_metadata(layers: list[Any]) -> dict[str, Any]:
     }
 
 
-def measure(layers: int) -> dict[str, float]:
+def measure(layers: int, steps: int) -> list[dict[str, object]]:
     launches = stub_gpu()
     layout = pool_layout(parse_format("c4r4"), RANK, ROPE)
     model = [new_layer(layout, f"layers.{i}") for i in range(layers)]
@@ -134,36 +136,49 @@ def measure(layers: int) -> dict[str, float]:
     for layer, _ in model:  # what follows a gather is vLLM's
         layer._attend_context = lambda *_: (latent, latent)
     module._merge = lambda one, _: one
-    spent: dict[str, list[float]] = {"append": [], "decode": [], "gather": []}
+    spent: dict[str, list[list[float]]] = {name: [] for name in CALLS}
 
     def timed(name: str, call: Callable[[Any, torch.Tensor], object]) -> None:
-        begin = time.perf_counter()
+        times = [time.perf_counter()]
         for layer, pool in model:
             call(layer, pool)
-        spent[name].append((time.perf_counter() - begin) / layers * 1e6)
+            times.append(time.perf_counter())
+        spent[name].append([(b - a) / CALLS[name] * 1e6 for a, b in pairwise(times)])
 
-    for _ in range(STEPS):
+    for _ in range(steps):
         metadata = step_metadata([layer for layer, _ in model])
         packed = metadata["layers.0"]
         module.get_forward_context = lambda found=metadata: SimpleNamespace(attn_metadata=found)
         timed("append", lambda x, p: x.do_kv_cache_update(latent, k_rope, p, None, "auto", None))
         timed("decode", lambda x, p, m=packed: x.forward_mqa((q, q_rope), p, m, None))
         timed("gather", lambda x, p, m=packed: x._compute_prefill_context(latent, p, m, None))
-    assert launches[0] == STEPS * layers * (1 + 2 * 2 + 2)
-    calls = {"append": 1, "decode": 2, "gather": 2}  # in each layer
-    return {name: statistics.median(spent[name]) / calls[name] for name in spent}
+    assert launches[0] == steps * layers * (1 + 2 * 2 + 2), "a decode is two launches"
+    return [summary(name, times) for name, times in spent.items()]
+
+
+def summary(operation: str, steps: list[list[float]]) -> dict[str, object]:
+    median = statistics.median
+    return {
+        "operation": operation,
+        "layers": len(steps[0]),
+        "first_us": round(median(step[0] for step in steps), 1),
+        "other_us": round(median(median(step[1:]) for step in steps), 1),
+        "mean_us": round(median(statistics.fmean(step) for step in steps), 1),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=27)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = {f"{name}_us": round(us, 1) for name, us in measure(args.layers).items()}
-    print(found)
+    rows = measure(args.layers, args.steps)
+    for row in rows:
+        print(row)
     if args.output is not None:
-        write(args.output, {"layers": args.layers, **found})
+        write(args.output, rows)
 
 
 if __name__ == "__main__":
