@@ -1,5 +1,12 @@
 """The same tokens, in the same steps, by transformers with QuantMLACache.
 
+A step of a few tokens (`short_chunk`) reads the cache as decode does in the engine: after its own
+tokens are cached, packed up to the border that the last of them sees. Here it does the same. Of a
+step whose last tokens are cut off, because another request reused the first ones only, those left
+end on a page border h, and the step ended less than a page after h: from there on to h + 63 the
+border of what is packed is the same. A long step that is cut to a few tokens was a prefill and
+stays one, so steps know how long they were.
+
 Two cases are read a little differently by the engine, on purpose (`READ_OTHERWISE`): there, what
 quantising itself changes is allowed on top of rounding.
 """
@@ -13,7 +20,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from quantmla.checkpoint.locate import locate
-from quantmla.serve.transformers import QuantMLACache
+from quantmla.serve.transformers import QuantMLACache, QuantMLALayer
+from quantmla.serve.vllm.pool import short_chunk
 
 # Of what rounding does to transformers' own bfloat16. The worst token is a single draw on both
 # sides, and two draws of one size differ more than two means over many tokens.
@@ -23,8 +31,15 @@ READ_OTHERWISE = {
     "shared prefix, shortened hit": "its first 128 new tokens find no window",
 }
 
-Step = tuple[int, int]  # first token, tokens
 Request = Mapping[str, Any]
+
+
+class Step(NamedTuple):
+    """Tokens that were computed together."""
+
+    start: int
+    size: int
+    whole: int  # as the engine computed it, with tokens that are not of the request in the end
 
 
 class Pass(NamedTuple):
@@ -45,14 +60,14 @@ def passes(requests: Sequence[Request], index: int) -> list[Pass]:
     found = [Pass([], 0)]
     for start, count in request["steps"]:
         steps = found[-1].steps
-        at = sum(n for _, n in steps)
+        at = sum(step.size for step in steps)
         if start > at:
             steps = _of_another(requests[:index], tokens[:start])
-        if steps and start <= steps[-1][0]:  # before the last step: not drafts that were refused
+        if steps and start <= steps[-1].start:  # before the last step: not drafts that were refused
             found.append(Pass(truncated(steps, start), at))
         else:
             found[-1] = found[-1]._replace(steps=truncated(steps, start))
-        found[-1].steps.append((start, count))
+        found[-1].steps.append(Step(start, count, count))
     last = found[-1]
     return [*found[:-1], last._replace(steps=truncated(last.steps, len(tokens) - 1))]
 
@@ -64,7 +79,11 @@ def history(requests: Sequence[Request], index: int) -> list[Step]:
 
 def truncated(steps: Sequence[Step], length: int) -> list[Step]:
     """The steps that computed the first `length` tokens."""
-    return [(start, min(n, length - start)) for start, n in steps if start < length]
+    return [
+        step._replace(size=min(step.size, length - step.start))
+        for step in steps
+        if step.start < length
+    ]
 
 
 def _of_another(earlier: Sequence[Request], tokens: list[int]) -> list[Step]:
@@ -84,10 +103,20 @@ def log_probabilities(
     first, rows = len(request["prompt"]) - 1, []
     for steps, begin in computed:
         cache = QuantMLACache.from_config(model.config) if packed else DynamicCache()
-        for start, count in steps:
+        for start, count, whole in steps:
+            _read_as_engine(cache, whole)
             logits = model(tokens[:, start : start + count], past_key_values=cache).logits[0]
             rows += [logits[i] for i in range(count) if start + i >= max(first, begin)]
     return torch.stack(rows).double().log_softmax(-1).cpu()
+
+
+def _read_as_engine(cache: Any, tokens: int) -> None:
+    """The next step was one of so many tokens in the engine."""
+    for layer in cache.layers:
+        if isinstance(layer, QuantMLALayer):
+            assert layer.fmt.recent_window is not None, "the engine serves no such format"
+            short = tokens <= short_chunk(layer.fmt.recent_window)
+            layer.decode_tokens = tokens if short else 0
 
 
 def compare(checkpoint: str, found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

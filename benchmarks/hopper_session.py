@@ -194,19 +194,10 @@ class Worker:
         return loaded
 
     def call(self, trial: Trial, loaded, query, view, splits=None):
-        from quantmla.kernels.cuda.arguments import make_arguments, make_buffers
-        from quantmla.kernels.cuda.launch import run
+        from quantmla.kernels.cuda.backend import DecodeRun
 
-        blocks = self.multiprocessors
-        buffers = make_buffers(query, splits, blocks, trial.columns)
-        run(
-            loaded,
-            trial.warpgroups * 128 + 128,
-            make_arguments(query, view, splits, buffers),
-            view,
-            blocks,
-        )
-        return buffers.out_BSNR, buffers.lse_BSN
+        run = DecodeRun(loaded, variant_of(trial), query, view, splits)
+        return run(query, view.pages_JY, view.window_pages_JMC)
 
     def check(self, trial: Trial, loaded) -> bool:
         """Against the reference in float64, twice: it must be right, and give the same bits."""

@@ -29,14 +29,17 @@ TILES = (1, 2, 8, 16, 32)
 def append_tiles(
     data: Rows, tokens: Tokens, view: CacheView, tile: int, macros: tuple[str, ...] = ()
 ) -> None:
-    cuda.launch("append", cuda.append_arguments(data, tokens, view, tile), view, macros)
+    what = cuda.append_arguments(data, tokens, view, tile)
+    launch = cuda.AppendRun("append", what, view, tokens, macros)
+    launch(data, view.pages_JY, view.window_pages_JMC)
 
 
 def without_rope(data: Rows, tokens: Tokens, view: CacheView, tile: int) -> None:
     arguments, blocks = cuda.append_arguments(data, tokens, view, tile)
     blocks -= arguments.rope_blocks
     arguments.rope_blocks = 0
-    cuda.launch("append", (arguments, blocks), view)
+    launch = cuda.AppendRun("append", (arguments, blocks), view, tokens)
+    launch(data, view.pages_JY, view.window_pages_JMC)
 
 
 def append_variants(job: Job) -> dict[str, Callable[[], object]]:
@@ -68,7 +71,9 @@ def append_variants(job: Job) -> dict[str, Callable[[], object]]:
 def gather_rows(tokens: Tokens, view: CacheView, out: torch.Tensor, rows: int, blocks: int) -> None:
     arguments, _ = cuda.gather_arguments(tokens, view, out)
     macros = (f"-DGATHER_ROWS={rows}", f"-DGATHER_BLOCKS={blocks}")
-    cuda.launch("gather", (arguments, -(-out.shape[0] // rows)), view, macros)
+    what = arguments, -(-out.shape[0] // rows)
+    launch = cuda.GatherRun("gather", what, view, tokens, macros)
+    launch(out, view.pages_JY, view.window_pages_JMC)
 
 
 def gather_variants(fmt_name: str) -> dict[str, Callable[[], object]]:

@@ -8,6 +8,7 @@ rows themselves and the rule of `CacheView`, for every query of every step. Pool
 import json
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 from vllm.config import (
@@ -24,12 +25,14 @@ from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.attn_utils import _reshape_attention_kv_cache
+from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.page import pack_pages, unpack_pages
@@ -195,6 +198,19 @@ def make_layer(config: VllmConfig):
     return layer, window
 
 
+class Batch:
+    """What vLLM's first runner orders: names, tokens computed before, tokens of the prompt."""
+
+    def __init__(self, names: list[str], done: dict[str, int], requests: dict) -> None:
+        self.req_ids = list(names)
+        self.num_computed_tokens_cpu = np.array([done[n] for n in names])
+        self.num_prompt_tokens = np.array([requests[n].num_prompt_tokens for n in names])
+
+    def swap_states(self, a: int, b: int) -> None:
+        for x in (self.req_ids, self.num_computed_tokens_cpu, self.num_prompt_tokens):
+            x[a], x[b] = x[b], x[a]
+
+
 @dataclass
 class Sequence:
     """What the worker knows of a request, and what the oracle needs."""
@@ -208,7 +224,8 @@ class Sequence:
 class Engine:
     """Runs requests to their end; `outputs[name][position]` is what attention gave."""
 
-    def __init__(self, config: VllmConfig, num_pages: int) -> None:
+    def __init__(self, config: VllmConfig, num_pages: int, runner: int = 2) -> None:
+        self.runner = runner  # of vLLM's two, whose order of sequences differs
         self.layer, self.window = make_layer(config)
         self.layout = self.window.layout
         specs = {
@@ -244,6 +261,7 @@ class Engine:
         self.hits: dict[str, int] = {}
         self.decoded = self.prefilled = 0  # queries by path
         self.taken = 0  # drafts that were right
+        self.steps = []  # of each: metadata, and tokens by sequence in the runner's order
         self.draft = None  # gives a request's drafts
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
@@ -261,8 +279,8 @@ class Engine:
         self._update(output)
         counts = output.num_scheduled_tokens
         assert counts, "nothing could be scheduled"
-        names = sorted(counts, key=lambda name: counts[name])  # decodes first
-        done = {name: self._computed[name] for name in names}
+        done = {name: self._computed[name] for name in counts}
+        names = self._ordered(output, done)
         for name in names:
             sequence = self.sequences[name]
             request = self.pool.scheduler.requests[name]
@@ -276,6 +294,17 @@ class Engine:
             running = [r.request_id for r in self.pool.scheduler.running]
             proposed = [self.draft(self.pool.scheduler.requests[name]) for name in running]
             self.pool.scheduler.update_draft_token_ids(DraftTokenIds(running, proposed))
+
+    def _ordered(self, output, done: dict[str, int]) -> list[str]:
+        """By vLLM's own functions: decodes first, then short chunks, then longer ones."""
+        speculation = self.pool.config.speculative_config
+        if self.runner == 2:
+            drafts = speculation.num_speculative_tokens if speculation else 0
+            return sort_batch_req_ids(output.num_scheduled_tokens, 1 + drafts)
+        batch = Batch(list(done), done, self.pool.scheduler.requests)
+        threshold = self.builders[0].reorder_batch_threshold
+        reorder_batch_to_split_decodes_and_prefills(batch, output, threshold)
+        return batch.req_ids
 
     def _update(self, output) -> None:
         """Block tables as a worker keeps them."""
@@ -330,6 +359,7 @@ class Engine:
     def _attend(self, names, counts, done) -> torch.Tensor:
         common = [self._common(names, counts, done, group) for group in (0, 1)]
         metadata = [b.build(0, c) for b, c in zip(self.builders, common, strict=True)]
+        self.steps.append((metadata, [counts[n] for n in names]))
         rows = torch.cat(
             [self.rows(self.sequences[n].tokens)[done[n] : done[n] + counts[n]] for n in names]
         )

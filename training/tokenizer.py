@@ -45,7 +45,7 @@ def main(mix: str, out: str) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(sample(mix), trainer)
-    tokenizer.save(out)
+    tokenizer.save(out, pretty=False)
 
 
 if __name__ == "__main__":

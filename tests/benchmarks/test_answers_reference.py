@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 from answers_reference import (
+    Pass,
+    Step,
     _model,
     _together,
     differences,
@@ -17,6 +19,7 @@ from answers_reference import (
 
 from quantmla.checkpoint.locate import locate
 from quantmla.quant.format import CacheFormat, parse_format
+from quantmla.serve.vllm.pool import SHORT_CHUNK
 
 FORMAT = parse_format("c2r4")
 
@@ -30,22 +33,22 @@ def test_steps_of_a_request_that_was_preempted():
     steps = [(0, 3), (3, 1), (4, 1), (0, 2), (2, 4), (6, 1)]
     asked = [request("a", [1, 2, 3], [4, 5, 6, 7, 8], steps)]
     first, second = passes(asked, 0)
-    assert first == ([(0, 3), (3, 1), (4, 1)], 0)
-    assert second == ([(0, 2), (2, 4), (6, 1)], 5)
+    assert first == ([(0, 3, 3), (3, 1, 1), (4, 1, 1)], 0)
+    assert second == ([(0, 2, 2), (2, 4, 4), (6, 1, 1)], 5)
     assert history(asked, 0) == second.steps
 
 
 def test_a_request_that_resumes_from_its_own_pages():
     steps = [(0, 4), (4, 1), (5, 1), (2, 4), (6, 1)]
     first, second = passes([request("a", [1, 2, 3, 4], [4, 5, 6, 7], steps)], 0)
-    assert first == ([(0, 4), (4, 1), (5, 1)], 0)
-    assert second == ([(0, 2), (2, 4), (6, 1)], 6)
+    assert first == ([(0, 4, 4), (4, 1, 1), (5, 1, 1)], 0)
+    assert second == ([(0, 2, 4), (2, 4, 4), (6, 1, 1)], 6)
 
 
 def test_steps_of_drafts_that_were_refused():
     steps = [(0, 3), (3, 4), (5, 4), (9, 4)]
     found = history([request("a", [1, 2, 3], list(range(8)), steps)], 0)
-    assert found == [(0, 3), (3, 2), (5, 4), (9, 1)]
+    assert found == [(0, 3, 3), (3, 2, 4), (5, 4, 4), (9, 1, 4)]
 
 
 def test_steps_of_a_prefix_are_those_that_computed_it():
@@ -53,13 +56,22 @@ def test_steps_of_a_prefix_are_those_that_computed_it():
     other = request("b", [1, 2, 9], [5], [(0, 3)])
     hit = request("c", [1, 2, 3, 4, 5, 7], [8, 9], [(5, 1), (6, 1)])
     found = history([first, other, hit], 2)
-    assert found == [(0, 3), (3, 1), (4, 1), (5, 1), (6, 1)]
+    assert found == [(0, 3, 3), (3, 1, 1), (4, 1, 1), (5, 1, 1), (6, 1, 1)]
     with pytest.raises(ValueError, match="the 2 tokens that were reused"):
         history([first, request("d", [7, 7, 7], [1], [(2, 1)])], 1)
 
 
 def test_truncated():
-    assert truncated([(0, 4), (4, 4), (8, 1)], 6) == [(0, 4), (4, 2)]
+    steps = [Step(0, 4, 4), Step(4, 4, 4), Step(8, 1, 1)]
+    assert truncated(steps, 6) == [(0, 4, 4), (4, 2, 4)]
+
+
+def test_a_short_step_cut_at_a_page_reads_what_it_read_whole():
+    """What is packed ends where it did, so that the tokens that are left see the same."""
+    for border in range(64, 1024, 64):
+        for end in range(border, border + SHORT_CHUNK):
+            assert FORMAT.first_recent(end) == FORMAT.first_recent(border)
+    assert FORMAT.page_size == SHORT_CHUNK
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +101,25 @@ def line(models, steps, fmt):
     asked["logprobs"] = served.gather(1, answer)[:, 0].tolist()
     lines = [differences(models, asked, computed)]
     return _together(lines, lines)
+
+
+@pytest.mark.slow
+def test_short_steps_read_what_decode_reads(models):
+    """250 tokens, then 10 more, with which the border of what is packed moves from 64 to 128.
+
+    What is left of a long step is a prefill still.
+    """
+    tokens = torch.randint(0, 4096, (261,), generator=torch.Generator().manual_seed(4)).tolist()
+    asked = request("a", tokens[:260], tokens[260:], [])
+
+    def answer(whole):
+        steps = [Step(0, 250, 250), Step(250, 10, whole)]
+        return log_probabilities(models[0], asked, [Pass(steps, 0)])
+
+    short, cut = answer(10), answer(SHORT_CHUNK + 1)
+    assert torch.equal(short, answer(SHORT_CHUNK))
+    assert torch.equal(cut, answer(300))
+    assert (short - cut).abs().max() > 1e-3
 
 
 @pytest.mark.slow

@@ -74,6 +74,9 @@ CASES = _grid()
 LONG = [
     Case(name="64k", lengths=(65536, 40000)),
     Case(name="64k_c2r4_query_4", lengths=(65536, 1), fmt="c2r4", query_len=4),
+    Case(name="chunk_of_17", lengths=(3, 17, 200, 2061), query_len=17, window_page=16),
+    Case(name="chunk_of_64", lengths=(5, 64, 192, 2112), query_len=64, window_page=16),
+    Case(name="chunk_of_64_c2r4", lengths=(64, 2111), fmt="c2r4", query_len=64, window_page=8),
 ]
 SMALL = [  # for the interpreter
     Case(

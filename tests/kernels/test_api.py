@@ -124,7 +124,8 @@ def test_backends_have_the_four_functions() -> None:
 
     for path in BACKENDS.values():
         assert all(
-            hasattr(import_module(path), name) for name in ("why_not", "decode", "append", "gather")
+            hasattr(import_module(path), name)
+            for name in ("why_not", "plan_decode", "plan_append", "plan_gather")
         )
 
 

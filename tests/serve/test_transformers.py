@@ -93,6 +93,21 @@ def test_a_chunk_sees_itself_in_bf16_and_the_past_as_decode_does():
     assert (decoded[0][:, :, 4:32] != latent[:, :, 4:32].bfloat16().float()).any()
 
 
+def test_a_short_step_may_read_what_decode_reads():
+    """All that is cached after it, so that a page that it ripens is read packed already."""
+    layer = QuantMLALayer(FMT, "half")
+    layer.decode_tokens = 10
+    g = torch.Generator().manual_seed(0)
+    latent = torch.randn(1, 1, 90, 32, generator=g)
+    k_rope = torch.randn(1, 1, 90, 16, generator=g)
+    layer.update(latent[:, :, :75], k_rope[:, :, :75])
+    before = layer._read(torch.float32)
+    got = layer.update(latent[:, :, 75:85], k_rope[:, :, 75:85])
+    assert all(torch.equal(x, y) for x, y in zip(got, layer._read(torch.float32), strict=True))
+    assert (got[0][:, :, 32:48] != before[0][:, :, 32:48]).any(), "the page of 32 to 47 is packed"
+    assert torch.equal(got[0][:, :, 48:75], before[0][:, :, 48:75])
+
+
 def test_the_stored_rope_order_is_interleaved():
     states = torch.zeros(1, 1, 3, 32), torch.arange(16.0).expand(1, 1, 3, 16)
     for order, first in (("half", [0, 8, 1, 9]), ("interleaved", [0, 1, 2, 3])):

@@ -17,7 +17,7 @@ an engine that keeps window page 0 alive gives `window_table_BW[:, 0]`.
 Only entries that a token needs are read: others, and rows past `length`, may hold anything.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class CacheView:
     @property
     def layout(self) -> PageLayout:
         return page_layout(self.kv_lora_rank, self.qk_rope_head_dim, self.fmt)
+
+    def with_pools(self, pages_JY: Tensor, window_pages_JMC: Tensor) -> "CacheView":
+        """Another layer's cache, with the same tables."""
+        return replace(self, pages_JY=pages_JY, window_pages_JMC=window_pages_JMC)
 
     def packed_length_B(self) -> Tensor:
         """Tokens before this one are read packed (sinks apart): `fmt.first_recent` of each length.

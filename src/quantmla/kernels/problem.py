@@ -117,7 +117,7 @@ def _check_tensor(
     raise UsageError(f"{name} has stride {x.stride(-1)} in its last dimension, not 1")
 
 
-def _is_aligned(x: Tensor, size: int) -> bool:
+def is_aligned(x: Tensor, size: int) -> bool:
     """Whether every row starts at a multiple of `size` bytes."""
     strides = (stride * x.element_size() for stride in x.stride()[:-1])
     return x.data_ptr() % size == 0 and all(stride % size == 0 for stride in strides)
@@ -127,7 +127,7 @@ def _check_alignment(name: str, x: Tensor, size: int) -> None:
     """Vector loads need it."""
     strides = [stride * x.element_size() for stride in x.stride()[:-1]]
     require(
-        _is_aligned(x, size),
+        is_aligned(x, size),
         f"{name} starts at address {x.data_ptr()} with strides {strides} bytes: "
         f"not multiples of {size}",
         UsageError,
@@ -218,7 +218,7 @@ def append_problem(rows: Rows, tokens: Tokens, view: CacheView) -> Problem:
         "k_rope_TE", rows.k_rope_TE, bf16, (num_rows, view.qk_rope_head_dim), view.pages_JY
     )
     _check_tokens(tokens, num_rows, view)
-    aligned = all(_is_aligned(x, ROW_ALIGNMENT) for x in rows)
+    aligned = all(is_aligned(x, ROW_ALIGNMENT) for x in rows)
     return replace(_problem("append", bf16, view), aligned=aligned)
 
 
@@ -228,5 +228,5 @@ def gather_problem(tokens: Tokens, view: CacheView, out_TC: Tensor) -> Problem:
     channels = view.window_pages_JMC.shape[-1]
     _check_tensor("out_TC", out_TC, torch.bfloat16, (None, channels), view.pages_JY)
     _check_tokens(tokens, out_TC.shape[0], view)
-    aligned = _is_aligned(out_TC, ROW_ALIGNMENT)
+    aligned = is_aligned(out_TC, ROW_ALIGNMENT)
     return replace(_problem("gather", torch.bfloat16, view), aligned=aligned)

@@ -62,6 +62,7 @@ class QuantMLALayer(CacheLayerMixin):
         self.paged: PagedCache | None = None
         self.seen = 0  # tokens of the batch, padding included
         self.record_past = False
+        self.decode_tokens = 1  # steps of up to so many tokens read the cache as decode does
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch = key_states.shape[0]
@@ -91,7 +92,7 @@ class QuantMLALayer(CacheLayerMixin):
         latent, k_rope, counts = self._rows(key_states, value_states, kwargs)
         assert self.paged is not None
         dtype, size = key_states.dtype, key_states.shape[2]
-        before = self._read(dtype) if size > 1 else None
+        before = self._read(dtype) if size > self.decode_tokens else None
         self.paged.keep_past = self.record_past
         self.paged.append(latent, to_interleaved(k_rope, self.rope_order), counts)
         self.seen += size

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quantmla.cache.view import CacheView
-from quantmla.kernels.cuda.arguments import make_arguments, make_buffers
+from quantmla.kernels.cuda.arguments import DecodeArguments
 from quantmla.kernels.cuda.build import Variant, defines, source, source_names
 from quantmla.kernels.cuda.launch import combine_threads
 from quantmla.kernels.problem import DecodeQuery
@@ -62,14 +62,21 @@ def emulate(
     view: CacheView,
     splits: int | None = None,
 ) -> Partial:
-    """A decode on four emulated multiprocessors; buffers are poisoned first."""
-    buffers = make_buffers(query, splits, 4, columns)
-    for x in buffers:
+    """A decode on four emulated multiprocessors."""
+    arguments = DecodeArguments(query, view, splits, 4, columns)
+    return run_emulated(kernels, arguments, query, view)
+
+
+def run_emulated(
+    kernels: ctypes.CDLL, arguments: DecodeArguments, query: DecodeQuery, view: CacheView
+) -> Partial:
+    """With what the host has prepared; buffers are poisoned first."""
+    buffers = arguments.fill(query, view.pages_JY, view.window_pages_JMC)
+    for x in (buffers.scratch, buffers.out_BSNR, buffers.lse_BSN):
         x.view(torch.uint8).fill_(255)
-    arguments = make_arguments(query, view, splits, buffers)
-    kernels.run_decode(ctypes.byref(arguments), 4)
+    kernels.run_decode(ctypes.byref(arguments.struct), 4)
     rows = math.prod(query.latent_BSNR.shape[:3])
-    kernels.run_combine(ctypes.byref(arguments), rows, combine_threads(rows, 33))
+    kernels.run_combine(ctypes.byref(arguments.struct), rows, combine_threads(rows, 33))
     return Partial(buffers.out_BSNR, buffers.lse_BSN)
 
 

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 import torch
-from emulation import RANK, emulate, library, random_case
+from emulation import RANK, emulate, library, random_case, run_emulated
 from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels import reference
-from quantmla.kernels.cuda.arguments import Arguments, shared_bytes
+from quantmla.kernels.cuda.arguments import Arguments, DecodeArguments, shared_bytes
 from quantmla.kernels.cuda.build import Variant
 from quantmla.kernels.problem import DecodeQuery, Tokens
 from quantmla.mla.attention import causal_mask
@@ -106,6 +106,49 @@ def test_a_permuted_batch_gives_the_same_bits(tmp_path_factory):
     again = emulate(kernels, 16, DecodeQuery(query[0][order], query[1][order], query[2]), moved)
     assert torch.equal(out[order], again.out_BSNR)
     assert torch.equal(lse[order], again.lse_BSN)
+
+
+def layers(lengths: list[int], rows: tuple[int, int]) -> list[tuple[DecodeQuery, CacheView]]:
+    """With the tables of the first, and queries and pools of their own."""
+    query, view = random_case(lengths, rows, C4, seed=1)
+    other = DecodeQuery(query[0].flip(2), query[1].flip(2), query[2])
+    pages, window = view.pages_JY.roll(1, 0), view.window_pages_JMC.roll(1, 0).nan_to_num(0.5)
+    return [(query, view), (other, view.with_pools(pages, window))]
+
+
+@pytest.mark.parametrize(("variant", "rows"), [(NARROW, (1, 5)), (WIDEST, (2, 20))])
+def test_prepared_arguments_serve_all_layers(tmp_path_factory, variant, rows):
+    kernels = library(tmp_path_factory, C4, variant)
+    model = layers([150, 500], rows)
+    arguments = DecodeArguments(*model[0], None, 4, variant.columns)
+    found = [run_emulated(kernels, arguments, *layer) for layer in model]
+    for layer, part in zip(model, found, strict=True):
+        for got, want in zip(part, emulate(kernels, variant.columns, *layer), strict=True):
+            assert torch.equal(got, want)
+    assert not torch.equal(found[0].out_BSNR, found[1].out_BSNR)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_queries_that_lie_unevenly_are_copied(tmp_path_factory, offset):
+    """Rows 520 elements apart are even, those of 513 are not, nor any that begin at the second."""
+    kernels = library(tmp_path_factory, C4, NARROW)
+    query, view = random_case([150, 500], (2, 5), C4, seed=2)
+    wanted = emulate(kernels, 16, query, view)
+    for width in (513, 520):
+        wide = torch.zeros(2, 2, 5, width, dtype=torch.bfloat16)
+        uneven = wide[..., offset : offset + RANK].copy_(query.latent_BSNR)
+        arguments = DecodeArguments(query._replace(latent_BSNR=uneven), view, None, 4, 16)
+        assert arguments.copied == [width == 513 or offset == 1, False]
+        part = run_emulated(kernels, arguments, query._replace(latent_BSNR=uneven), view)
+        assert torch.equal(part.out_BSNR, wanted.out_BSNR)
+
+
+def test_what_a_run_gives_is_its_own():
+    query, view = random_case([150], (1, 5), C4, seed=2)
+    arguments = DecodeArguments(query, view, None, 4, 16)
+    one, other = (arguments.fill(query, view.pages_JY, view.window_pages_JMC) for _ in range(2))
+    addresses = {x.data_ptr() for x in (*one[2:], *other[2:])}
+    assert len(addresses) == 6
 
 
 def test_a_wrong_weight_is_seen(tmp_path_factory):

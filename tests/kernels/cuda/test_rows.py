@@ -2,10 +2,8 @@
 
 import ctypes
 import re
-import shutil
 import subprocess
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,11 +15,7 @@ from quantmla.cache.view import CacheView
 from quantmla.kernels import reference
 from quantmla.kernels.cuda.build import source
 from quantmla.kernels.cuda.rows import (
-    SHARED_BYTES,
-    SOURCES,
     THREADS,
-    AppendArguments,
-    GatherArguments,
     append_arguments,
     cubin,
     defines,
@@ -32,57 +26,12 @@ from quantmla.kernels.problem import Rows, Tokens
 from quantmla.quant.format import parse_format
 from quantmla.quant.layout import page_layout
 
-HERE = Path(__file__).parent
-ENTRY = """
-extern "C" int argument_bytes() { return (int)sizeof(ARGUMENTS); }
-extern "C" int shared_bytes() { return USED_SHARED; }
-extern "C" void run(const ARGUMENTS* p, int blocks) {
-  for (int x = 0; x < blocks; x++) {
-    emulator::block_x = (u32)x;
-    emulator::body = [&] { KERNEL(*p); };
-    emulator::run_block(USED_THREADS);
-  }
-}
-"""
-KERNELS = {
-    "append": ("AppendArguments", "APPEND_SHARED", AppendArguments),
-    "gather": ("GatherArguments", "GATHER_SHARED", GatherArguments),
-}
-
-
-@cache
-def _library(folder: Path, name: str, fmt: str) -> ctypes.CDLL:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("the emulator needs g++")
-    arguments, shared, structure = KERNELS[name]
-    entry = ENTRY.replace("ARGUMENTS", arguments).replace("USED_SHARED", shared)
-    entry = entry.replace("USED_THREADS", shared.replace("SHARED", "THREADS"))
-    code = [
-        (HERE / "emulator.hpp").read_text(),
-        (HERE / "emulated_places.cpp").read_text(),
-        *(source(part) for part in SOURCES[name] if part != "device.cuh"),
-        entry.replace("KERNEL", name),
-    ]
-    path = folder / f"{name}_{fmt}.cpp"
-    path.write_text("\n".join(code).replace("#pragma once", ""))
-    macros = defines(page_layout(512, 64, parse_format(fmt)))
-    command = [compiler, "-std=c++20", "-O1", "-w", "-shared", "-fPIC", *macros, str(path)]
-    subprocess.run([*command, "-o", str(path.with_suffix(".so"))], check=True, timeout=100)
-    library = ctypes.CDLL(str(path.with_suffix(".so")))
-    assert library.argument_bytes() == ctypes.sizeof(structure)
-    assert library.shared_bytes() == SHARED_BYTES[name]
-    return library
-
 
 @pytest.fixture
-def emulate(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.getbasetemp() / "emulated_rows"
-    folder.mkdir(exist_ok=True)
-
+def emulate(emulated_rows):
     def run(name: str, view: CacheView, launch: tuple[ctypes.Structure, int]) -> None:
         arguments, blocks = launch
-        _library(folder, name, view.fmt.name).run(ctypes.byref(arguments), blocks)
+        emulated_rows(name, view.fmt.name).run(ctypes.byref(arguments), blocks)
 
     return run
 

@@ -17,6 +17,7 @@ from compare import check  # noqa: E402
 
 from quantmla.kernels import reference  # noqa: E402
 from quantmla.kernels.problem import DecodeQuery, Tokens  # noqa: E402
+from quantmla.kernels.triton import backend, launches  # noqa: E402
 from quantmla.kernels.triton.launches import append_launch, decode_launches, gather_launch  # noqa: E402
 from quantmla.kernels.triton.schedule import Device, schedule  # noqa: E402
 from quantmla.kernels.triton.step import WindowRule, locate_launch, starts_launch  # noqa: E402
@@ -78,6 +79,45 @@ def gather(case: Case) -> None:
     assert torch.equal(out[real].float(), cut), "gathered rows differ"
     assert (out[~real] == 7).all(), "padding was written"
     print("gather", case.name)
+
+
+def plans(case: Case) -> None:
+    """One plan of each operation for two layers: the bits of each layer's own launches."""
+    backend._device = lambda _: Device(4, 227 << 10)
+    launches.decode_launches = lambda query, view, plan, _: decode_launches(
+        query, view, plan, (False, False)
+    )
+    generator = torch.Generator().manual_seed(9)
+    empty, tokens = empty_cache(case, generator), all_tokens(case.lengths)
+    rows = [random_rows(len(tokens.position_T), case, generator) for _ in range(2)]
+    shape = (len(case.lengths), 1, case.heads)
+    queries = [
+        DecodeQuery(
+            torch.randn(*shape, case.rank, generator=generator).bfloat16(),
+            torch.randn(*shape, case.rope, generator=generator).bfloat16(),
+            0.1,
+        )
+        for _ in range(2)
+    ]
+    out = torch.zeros(len(tokens.sequence_T), case.rank + case.rope, dtype=torch.bfloat16)
+    append_run = backend.plan_append(rows[0], tokens, empty)
+    gather_run = backend.plan_gather(tokens, empty, out)
+    decode_run = backend.plan_decode(queries[0], empty, None)
+    for layer in range(2):
+        mine, wanted = ([empty.pages_JY.clone(), empty.window_pages_JMC.clone()] for _ in range(2))
+        view = empty.with_pools(*wanted)
+        append_run(rows[layer], *mine)
+        append_launch(rows[layer], tokens, view).run()
+        assert torch.equal(mine[0], wanted[0]), "pages differ"
+        read = torch.zeros_like(out)
+        gather_run(out, *mine)
+        gather_launch(tokens, view, read).run()
+        assert torch.equal(out, read), "gathered rows differ"
+        part = decode_run(queries[layer], *mine)
+        for got, want in zip(part, backend.decode(queries[layer], view), strict=True):
+            assert torch.equal(got, want), "attention differs"
+    launches.decode_launches = decode_launches
+    print("plans", case.name)
 
 
 def native(case: Case) -> None:
@@ -159,6 +199,7 @@ if __name__ == "__main__":
     append(whole)
     append(replace(whole, fmt="c2r4", rope=64, lengths=(20, 140), row_scale=1e-3))
     native(whole)
+    plans(replace(whole, lengths=(200, 7), heads=3))
     gather(SMALL[0])
     gather(SMALL[3])
     locate()

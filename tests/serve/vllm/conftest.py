@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from quantmla.quant.format import parse_format
+
 
 def attend(q, k, v, scale: float, causal: bool):
     """Attention of one sequence's queries over keys, and its log-sum-exp [heads, queries]."""
@@ -44,8 +46,8 @@ def cpu_vllm():
 
         def _run(self, q, k, v, ends_k, causal):
             ends_q = self._prefill_metadata.query_start_loc.tolist()
-            out = torch.zeros(q.shape[0], q.shape[1], v.shape[-1])
-            lse = torch.full((q.shape[1], q.shape[0]), float("-inf"))
+            out = torch.full((q.shape[0], q.shape[1], v.shape[-1]), torch.nan)
+            lse = torch.zeros(q.shape[1], q.shape[0])  # of queries without keys: anything
             bounds = zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False)
             for a, b, c, d in bounds:
                 if d > c:
@@ -66,7 +68,6 @@ def cpu_vllm():
     )
     for module in (mla, impl):
         patch.setattr(module, "merge_attn_states", merge)
-    patch.setattr(impl, "mask_empty_context", lambda *_: None)
     for name in ("empty", "zeros"):  # there is no pinned memory without a GPU
         plain = getattr(torch, name)
         patch.setattr(
@@ -78,3 +79,15 @@ def cpu_vllm():
         )
     yield
     patch.undo()
+
+
+@pytest.fixture
+def engine(cpu_vllm, tmp_path):
+    """Makes one latent attention in vLLM's scheduler; `runner` is which of vLLM's two orders it."""
+    from vllm_harness import Engine, model_config, vllm_config
+
+    def make(fmt="c4r4", pages=200, runner=2, **changes):
+        config = vllm_config(model_config(tmp_path, parse_format(fmt)), **changes)
+        return Engine(config, pages, runner)
+
+    return make

@@ -3,23 +3,10 @@
 import pytest
 import torch
 
-from quantmla.quant.format import parse_format
-
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(512, (length,), generator=generator).tolist()
-
-
-@pytest.fixture
-def engine(cpu_vllm, tmp_path):
-    from vllm_harness import Engine, model_config, vllm_config
-
-    def make(fmt="c4r4", pages=200, **changes):
-        config = vllm_config(model_config(tmp_path, parse_format(fmt)), **changes)
-        return Engine(config, pages)
-
-    return make
 
 
 def outputs(engine, name):
@@ -128,7 +115,7 @@ def test_drafts_are_verified_in_one_step(engine, drafts):
     plain = engine(chunk=256)
     wanted = [plain.pool.add(f"{i}", prompt(90 + 50 * i, i), 60) for i in range(3)]
     plain.run()
-    e = engine(chunk=256, drafts=drafts)
+    e = engine(chunk=512, drafts=drafts)
     says = {f"{i}": list(r.output_token_ids) for i, r in enumerate(wanted)}
     generator = torch.Generator().manual_seed(8)
 

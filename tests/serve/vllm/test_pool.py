@@ -2,7 +2,7 @@ import pytest
 
 from quantmla.errors import UsageError
 from quantmla.quant.format import parse_format
-from quantmla.serve.vllm.pool import MAX_DRAFTS, pool_layout
+from quantmla.serve.vllm.pool import MAX_DRAFTS, pool_layout, short_chunk
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,21 @@ def test_every_later_step_finds_the_rows_it_reads():
         for after in range(before, before + MAX_DRAFTS + 2):
             assert freed <= layout.fmt.first_recent(after)
             assert freed <= after // 64 * 64  # the unfinished page
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 63, 100, 128, 256])
+def test_a_short_chunk_leaves_half_of_the_window(window):
+    """And is taken by decode, moves the border by a page at most, and has all its window pages."""
+    layout = pool_layout(parse_format("c4r4", recent_window=window), 512, 64)
+    most, first_recent = short_chunk(window), layout.fmt.first_recent
+    assert 1 <= most <= window + 1
+    for before in range(700):
+        for end in range(before + 1, before + most + 1):
+            first = first_recent(end)
+            assert first - first_recent(before) in (0, 64)
+            assert before - first >= window - most or first == 0, "before the chunk's first query"
+            assert first >= before - layout.kept_tokens + 1 or first == 0, "freed"
+            assert before >= end - layout.kept_tokens - MAX_DRAFTS, "never taken"
 
 
 @pytest.mark.parametrize("window", [100, 128, 130, 0])

@@ -9,8 +9,10 @@ from quantmla.serve.vllm.step import (
     kept_only,
     locate_decodes,
     locate_tokens,
-    pad_queries,
+    plan_calls,
+    split_queries,
     window_starts,
+    without_context,
     write_decodes,
     write_window_starts,
 )
@@ -32,12 +34,72 @@ def test_r30_rows_without_a_slot_belong_to_no_sequence():
 
 
 def test_queries_of_different_lengths_end_together():
-    starts, ends = ints(0, 1, 4), ints(1, 4, 6)
-    sequence = ints(0, 1, 1, 1, 2, 2)
-    padding = pad_queries(starts, ends, sequence, 3)
-    assert padding.row_BS.tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
-    assert padding.row_BS.flatten()[padding.query_T].tolist() == [0, 1, 2, 3, 4, 5]
-    assert padding.query_T.tolist() == [2, 3, 4, 5, 7, 8]
+    plan = plan_calls(ints(0, 1, 4, 6), decode_length=3, most=0)
+    ((call,), query) = plan
+    assert call.sequences == slice(0, 3)
+    assert call.rows.view(3, 3).tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
+    assert query.tolist() == [2, 3, 4, 5, 7, 8]
+    assert call.rows[query].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_decodes_are_not_padded_to_a_chunk():
+    """Nor copied: both calls read the engine's own tables, and their results follow one another."""
+    assert plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64) == (
+        ((slice(0, 3), slice(0, 3), 3), (slice(3, 4), slice(3, 23), 1)),
+        None,
+    )
+
+
+def test_chunks_between_decodes_are_found():
+    """As vLLM's first runner orders a request that resumes with a few tokens."""
+    calls, query = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64)
+    assert [call.sequences.tolist() for call in calls[:1]] == [[0, 2, 3]]
+    assert calls[0].rows.tolist() == [0, 21, 22]
+    assert calls[1].sequences.tolist() == [1, 4]
+    assert calls[1].rows.tolist() == [*range(1, 21), *[23] * 11, *range(24, 33)]
+    assert query.tolist() == [0, *range(3, 23), 1, 2, *range(33, 43)]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_plan_goes_to_the_device_as_it_is(device):
+    plan = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64)
+    calls, query = plan.to(torch.device(device))
+    assert query.device.type == device
+    assert torch.equal(query.cpu(), plan.query_T)
+    for moved, call in zip(calls, plan.calls, strict=True):
+        assert torch.equal(moved.sequences.cpu(), call.sequences)
+        assert torch.equal(moved.rows.cpu(), call.rows)
+    slices = plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64)
+    assert slices.to(torch.device(device)) == slices
+
+
+def test_calls_do_not_grow_with_their_padding():
+    assert split_queries([1, 1, 2, 5, 9, 40], 1, 64) == [range(2), range(2, 5), range(5, 6)]
+    assert split_queries([1, 1, 4, 4], 4, 1) == [range(4)]
+    assert split_queries([40, 40], 1, 16) == [range(1), range(1, 2)]
+    assert split_queries([2] * 100 + [64], 1, 1024) == [range(100), range(100, 101)]
+
+
+@pytest.mark.parametrize("decode_length", [1, 4])
+def test_every_query_is_read_once_in_any_order(decode_length):
+    """Each sequence's last S rows end with its own last one; its own ones are all found again."""
+    generator = torch.Generator().manual_seed(5)
+    for most in (1, 100, 1000):
+        lengths = torch.randint(1, 65, (20,), generator=generator, dtype=torch.int32)
+        lengths[torch.rand(20, generator=generator) < 0.5] = 1
+        bounds = torch.cat((ints(0), lengths.cumsum(0, dtype=torch.int32)))
+        calls, query = plan_calls(bounds, decode_length, most)
+        rows, sequences = torch.arange(int(bounds[-1])), torch.arange(20)
+        read = torch.cat([rows[call.rows] for call in calls])
+        assert torch.equal(read if query is None else read[query], rows)
+        seen = [sequences[call.sequences] for call in calls]
+        assert sorted(torch.cat(seen).tolist()) == list(range(20))
+        for call, chosen in zip(calls, seen, strict=True):
+            last = rows[call.rows].view(call.batch, -1)[:, -1]
+            assert torch.equal(last, bounds[1:][chosen] - 1)
+            longest = lengths[chosen].max()
+            assert longest <= decode_length or len(chosen) == 1 or len(chosen) * longest <= most
+            assert longest <= decode_length or (lengths[chosen] > decode_length).all()
 
 
 def test_one_row_each_is_a_special_case():
@@ -103,3 +165,11 @@ def test_what_a_decode_reads_is_written_where_it_lies(device):
     bounds = ints(0, 1, 2, 2).to(device)
     write_window_starts(lengths, bounds, table.to(device), LAYOUT, starts[:3])
     assert starts.tolist() == [320, 0, 0, 77]
+
+
+def test_queries_without_context_are_those_of_empty_sequences() -> None:
+    lengths, context = (3, 1, 0, 2, 4), (5, 0, 0, 7, 0)
+    bounds = [torch.tensor([0, *x]).cumsum(0).to(torch.int32) for x in (lengths, context)]
+    empty = without_context(*bounds, torch.arange(10, dtype=torch.int32))
+    wanted = [n == 0 for n, count in zip(context, lengths, strict=True) for _ in range(count)]
+    assert empty.tolist() == wanted

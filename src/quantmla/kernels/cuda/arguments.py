@@ -5,14 +5,14 @@ B sequences, S query tokens, N heads, R latent rank, E rope channels; P parts, H
 
 import ctypes
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.build import Variant
-from quantmla.kernels.problem import DecodeQuery
+from quantmla.kernels.problem import ROW_ALIGNMENT, DecodeQuery, is_aligned
 from quantmla.quant.layout import PageLayout
 
 ROUNDS = 8  # parts per thread block at most, unless the batch alone makes more; as in schedule.cuh
@@ -69,60 +69,96 @@ class Arguments(ctypes.Structure):
 
 
 class Buffers(NamedTuple):
-    """What a call writes; the parts are scratch."""
+    """What a call writes, and the queries that it reads: copies, where they lay unevenly."""
 
-    part_out_PHR: Tensor  # float16
-    part_lse_PH: Tensor  # float32, base 2
-    part_of: Tensor  # int32
+    latent_BSNR: Tensor
+    rope_BSNE: Tensor
+    scratch: Tensor  # uint8; see Parts
     out_BSNR: Tensor
     lse_BSN: Tensor  # float32
 
 
-def aligned(x: Tensor) -> Tensor:
-    """The same values in rows that start at multiples of 16 bytes, copied where they do not."""
-    fits = x.stride(-1) == 1 and not any(stride % 8 for stride in x.stride()[:-1])
-    if fits and x.data_ptr() % 16 == 0:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+class Parts(NamedTuple):
+    """Room for partial results in scratch memory: float16 [P, H, R], and what follows it."""
+
+    lse: int  # bytes from the start: float32 [P, H], base 2
+    part_of: int  # bytes from the start: int32 [2 * B]
+    size: int  # bytes
+
+    @classmethod
+    def of(cls, shape: torch.Size, num_splits: int | None, blocks: int, columns: int) -> "Parts":
+        """For as many parts as any lengths can give, of queries [B, S, N, R]."""
+        batch, query_len, heads, rank = shape
+        tiles = batch * -(-query_len * heads // columns)
+        parts = max(ROUNDS * blocks, tiles) if num_splits is None else num_splits * tiles
+        lse = parts * columns * rank * 2
+        part_of = lse + parts * columns * 4
+        return cls(lse, part_of, part_of + 2 * batch * 4)
 
 
-def make_buffers(query: DecodeQuery, num_splits: int | None, blocks: int, columns: int) -> Buffers:
-    """Room for as many parts as any lengths can give, with tiles of `columns` columns."""
-    q = query.latent_BSNR
-    batch, query_len, heads, rank = q.shape
-    tiles = -(-query_len * heads // columns)
-    parts = (
-        max(ROUNDS * blocks, batch * tiles) if num_splits is None else num_splits * batch * tiles
-    )
-    device, f32 = q.device, torch.float32
-    return Buffers(
-        torch.empty(parts, columns, rank, device=device, dtype=torch.float16),
-        torch.empty(parts, columns, device=device, dtype=f32),
-        torch.empty(2 * batch, device=device, dtype=torch.int32),
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        torch.empty(batch, query_len, heads, device=device, dtype=f32),
-    )
+class DecodeArguments:
+    """`struct Arguments` for calls whose queries and pools differ in their addresses alone.
+
+    Everything else is set once. `query` is not kept; the tables are, as the kernels will read them.
+    """
+
+    def __init__(
+        self, query: DecodeQuery, view: CacheView, num_splits: int | None, blocks: int, columns: int
+    ) -> None:
+        q = query.latent_BSNR
+        self.copied = [not is_aligned(x, ROW_ALIGNMENT) for x in query[:2]]
+        self.parts = Parts.of(q.shape, num_splits, blocks, columns)
+        self.shape, self.dtype = q.shape, q.dtype
+        self.struct = _shared(query, view, num_splits, columns)
+        self.tables = _tables(view)
+        for name, x in self.tables.items():
+            setattr(self.struct, name, None if x is None else x.data_ptr())
+
+    def fill(self, query: DecodeQuery, pages_JY: Tensor, window_pages_JMC: Tensor) -> Buffers:
+        """Sets the addresses that were left out; the buffers must live until the launches."""
+        latent, rope, _ = query
+        if self.copied[0]:
+            latent = latent.clone(memory_format=torch.contiguous_format)
+        if self.copied[1]:
+            rope = rope.clone(memory_format=torch.contiguous_format)
+        device, shape = latent.device, self.shape
+        buffers = Buffers(
+            latent,
+            rope,
+            torch.empty(self.parts.size, dtype=torch.uint8, device=device),
+            torch.empty(shape, dtype=self.dtype, device=device),
+            torch.empty(shape[:3], dtype=torch.float32, device=device),
+        )
+        struct, start = self.struct, buffers.scratch.data_ptr()
+        struct.pages, struct.window = pages_JY.data_ptr(), window_pages_JMC.data_ptr()
+        struct.q_latent, struct.q_rope = latent.data_ptr(), rope.data_ptr()
+        struct.part_out, struct.part_lse = start, start + self.parts.lse
+        struct.part_of = start + self.parts.part_of
+        struct.out, struct.lse = buffers.out_BSNR.data_ptr(), buffers.lse_BSN.data_ptr()
+        return buffers
 
 
-def make_arguments(
-    query: DecodeQuery, view: CacheView, num_splits: int | None, buffers: Buffers
-) -> Arguments:
-    q, q_rope, start = query.latent_BSNR, query.rope_BSNE, view.window_start_B
-    window, columns = view.window_pages_JMC, buffers.part_lse_PH.shape[1]
+def _tables(view: CacheView) -> dict[str, Tensor | None]:
+    return {
+        "block_table": view.block_table_BJ,
+        "lengths": view.lengths_B,
+        "window_start": view.window_start_B,
+        "window_table": view.window_table_BW,
+        "sink_pages": view.sink_pages_B,
+    }
+
+
+def _row_strides(x: Tensor) -> Any:
+    """As the kernels see it: rows that do not start at multiples of 16 bytes are copied."""
+    if not is_aligned(x, ROW_ALIGNMENT):
+        x = torch.empty(x.shape, device="meta")
+    return (ctypes.c_longlong * 3)(*x.stride()[:3])
+
+
+def _shared(query: DecodeQuery, view: CacheView, num_splits: int | None, columns: int) -> Arguments:
+    """All but the pointers."""
+    q, start, window = query.latent_BSNR, view.window_start_B, view.window_pages_JMC
     batch, query_len, heads, _ = q.shape
-    tensors = (
-        view.pages_JY,
-        view.block_table_BJ,
-        view.lengths_B,
-        start,
-        view.window_table_BW,
-        view.sink_pages_B,
-        window,
-        q,
-        q_rope,
-        *buffers,
-    )
-    pointers = [None if x is None else x.data_ptr() for x in tensors]
     strides = (
         view.pages_JY.stride(0),
         view.block_table_BJ.stride(0),
@@ -146,10 +182,10 @@ def make_arguments(
         int(q.dtype == torch.bfloat16),
     )
     return Arguments(
-        *pointers,
+        *[None] * len(_POINTERS),
         *strides,
-        (ctypes.c_longlong * 3)(*q.stride()[:3]),
-        (ctypes.c_longlong * 3)(*q_rope.stride()[:3]),
+        _row_strides(q),
+        _row_strides(query.rope_BSNE),
         *integers,
         query.softmax_scale / math.log(2),
     )

@@ -1,18 +1,29 @@
 """The Hopper backend in CUDA C++: what it can do, and decode; append and gather are in rows.py."""
 
+import ctypes
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from quantmla.cache.view import CacheView
-from quantmla.kernels.cuda.arguments import aligned, make_arguments, make_buffers, shared_bytes
+from quantmla.kernels.cuda.arguments import DecodeArguments, shared_bytes
 from quantmla.kernels.cuda.build import Variant, defines
-from quantmla.kernels.cuda.launch import kernels, multiprocessors, run
-from quantmla.kernels.cuda.rows import append, gather
+from quantmla.kernels.cuda.launch import (
+    COMBINE_SLICES,
+    Kernels,
+    Launch,
+    combine_threads,
+    kernels,
+    multiprocessors,
+    on,
+    tensor_map,
+)
+from quantmla.kernels.cuda.rows import plan_append, plan_gather
 from quantmla.kernels.problem import DecodeQuery, Problem
 from quantmla.mla.partial import Partial
 
-__all__ = ["append", "decode", "gather", "why_not"]
+__all__ = ["plan_append", "plan_decode", "plan_gather", "why_not"]
 
 NARROW = Variant(columns=16, warpgroups=3, stages=2)
 WIDE = Variant(columns=32, warpgroups=2, stages=2)
@@ -55,16 +66,47 @@ def variant_for(rows: int) -> Variant:
     return next((v for v in (NARROW, WIDE) if rows <= v.columns), WIDEST)
 
 
-def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
-    """Two launches: all parts of all sequences, then their combination."""
-    query = DecodeQuery(aligned(query.latent_BSNR), aligned(query.rope_BSNE), query.softmax_scale)
-    device = view.pages_JY.device
+class DecodeRun:
+    """Two launches for every run: all parts of all sequences, then their combination."""
+
+    def __init__(
+        self,
+        loaded: Kernels,
+        variant: Variant,
+        query: DecodeQuery,
+        view: CacheView,
+        num_splits: int | None,
+    ) -> None:
+        blocks = multiprocessors(view.pages_JY.device)
+        self.arguments = DecodeArguments(query, view, num_splits, blocks, variant.columns)
+        struct = self.arguments.struct
+        rows = struct.batch * struct.query_len * struct.heads
+        threads = combine_threads(rows, blocks)
+        grid = (rows, COMBINE_SLICES if threads > 128 else 1)
+        shared = loaded.shared_bytes
+        self.decode = Launch(loaded.decode, (blocks, 1), variant.threads, shared, overlaps=True)
+        self.combine = Launch(loaded.combine, grid, threads, threads * 16, overlaps=True)
+        # where the kernels find their arguments; combine reads the first of them alone
+        self.parameters = (ctypes.c_void_p * 2)(ctypes.addressof(struct))
+        self.row_bytes = view.layout.content_row_bytes
+
+    def __call__(self, query: DecodeQuery, pages_JY: Tensor, window_pages_JMC: Tensor) -> Partial:
+        buffers = self.arguments.fill(query, pages_JY, window_pages_JMC)
+        device = pages_JY.device
+        with on(device):
+            address, count = pages_JY.data_ptr(), pages_JY.shape[0]
+            stride = self.arguments.struct.page_stride
+            content = tensor_map(address, self.row_bytes, stride, count)
+            self.parameters[1] = content.getPtr()
+            self.decode.start(self.parameters, device)
+            self.combine.start(self.parameters, device)
+        return Partial(buffers.out_BSNR, buffers.lse_BSN)
+
+
+def plan_decode(query: DecodeQuery, view: CacheView, num_splits: int | None) -> DecodeRun:
+    """The kernel for so many rows, compiled when it is first asked for."""
     _, query_len, heads, _ = query.latent_BSNR.shape
-    layout = view.layout
-    variant = variant_for(query_len * heads)
-    shared = shared_bytes(variant, layout)
-    loaded = kernels(defines(variant, layout), shared, device)
-    blocks = multiprocessors(device)
-    buffers = make_buffers(query, num_splits, blocks, variant.columns)
-    run(loaded, variant.threads, make_arguments(query, view, num_splits, buffers), view, blocks)
-    return Partial(buffers.out_BSNR, buffers.lse_BSN)
+    variant, layout = variant_for(query_len * heads), view.layout
+    macros, shared = defines(variant, layout), shared_bytes(variant, layout)
+    loaded = kernels(macros, shared, view.pages_JY.device)
+    return DecodeRun(loaded, variant, query, view, num_splits)

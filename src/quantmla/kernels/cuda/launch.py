@@ -1,14 +1,13 @@
 """Loading the machine code on a GPU and launching it on torch's current stream."""
 
 import ctypes
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from quantmla.cache.view import CacheView
 from quantmla.errors import QuantMLAError
-from quantmla.kernels.cuda.arguments import Arguments
 from quantmla.kernels.cuda.build import cubin
 
 COMBINE_SLICES = 4  # of a row
@@ -81,35 +80,45 @@ def combine_threads(rows: int, blocks: int) -> int:
     return 512 if rows * COMBINE_SLICES <= 2 * blocks else 128
 
 
-def run(loaded: Kernels, threads: int, arguments: Arguments, view: CacheView, blocks: int) -> None:
-    """Both launches; each is set up while the kernel before it still runs, and waits for it."""
-    pages = view.pages_JY
-    pointer = ctypes.addressof(arguments)
-    stream = torch.cuda.current_stream(pages.device).cuda_stream
-    with torch.cuda.device(pages.device):
-        row_bytes = view.layout.content_row_bytes
-        content = tensor_map(pages.data_ptr(), row_bytes, pages.stride(0), pages.shape[0])
-        parameters = (ctypes.c_void_p * 2)(pointer, content.getPtr())
-        _launch(loaded.decode, (blocks, 1), threads, loaded.shared_bytes, (stream, parameters))
-        rows = arguments.batch * arguments.query_len * arguments.heads
-        only = (ctypes.c_void_p * 1)(pointer)
-        threads = combine_threads(rows, blocks)
-        grid = (rows, COMBINE_SLICES if threads > 128 else 1)
-        _launch(loaded.combine, grid, threads, threads * 16, (stream, only))
+class Launch:
+    """One kernel on one grid. What `parameters` point to is read anew by every start."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        """`overlaps`: it is set up while the kernel before it still runs, and waits for it."""
+        from cuda.bindings import driver
+
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid[0], grid[1], 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = shared_bytes
+        if overlaps:
+            ids = driver.CUlaunchAttributeID
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        self._launch, self._config, self._kernel = driver.cuLaunchKernelEx, config, kernel
+        self._stream: int | None = None
+
+    def start(self, parameters: ctypes.Array[ctypes.c_void_p], device: torch.device) -> None:
+        """On torch's current stream; the driver has copied the arguments when it returns."""
+        stream = torch._C._cuda_getCurrentRawStream(device.index)  # as torch.compile's code does
+        if stream != self._stream:
+            self._config.hStream = self._stream = stream
+        check(self._launch(self._config, self._kernel, ctypes.addressof(parameters), 0))
 
 
-def _launch(
-    kernel: Any, grid: tuple[int, int], threads: int, shared: int, how: tuple[int, Any]
-) -> None:
-    from cuda.bindings import driver
+_here = nullcontext()
 
-    stream, parameters = how
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid[0], grid[1], 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes, config.hStream = shared, stream
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config.attrs, config.numAttrs = [attribute], 1
-    check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0))
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """torch.cuda.device, but nothing where that is current already."""
+    return _here if torch.cuda.current_device() == device.index else torch.cuda.device(device)

@@ -1,6 +1,7 @@
 """Append and gather: their arguments as C structures, and their launches."""
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.build import compile_text, source
-from quantmla.kernels.cuda.launch import check, multiprocessors
+from quantmla.kernels.cuda.launch import Launch, check, multiprocessors, on
 from quantmla.kernels.problem import Rows, Tokens
 from quantmla.quant.layout import PageLayout
 
@@ -137,35 +138,68 @@ def gather_arguments(
     return arguments, -(-out_TC.shape[0] // MOST_ROWS)
 
 
-def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:
-    """One launch; rows and the window are read and written 16 bytes at a time."""
+class RowsRun:
+    """One launch for every run, with arguments of which a run changes a few addresses."""
+
+    def __init__(
+        self,
+        name: str,
+        what: tuple[ctypes.Structure, int],
+        view: CacheView,
+        tokens: Tokens,
+        macros: tuple[str, ...] = (),
+    ) -> None:
+        """Arguments and number of blocks; `macros` beside the layout's."""
+        self.arguments, blocks = what
+        self.window = self.arguments.window  # the same memory
+        self.kept = view, tokens  # the arguments hold their addresses
+        loaded = _load(name, defines(view.layout) + macros, view.pages_JY.device)
+        self.launch = Launch(loaded.kernel, (blocks, 1), THREADS[name], SHARED_BYTES[name])
+        self.parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self.arguments))
+
+    def start(self, pages_JY: Tensor, window_pages_JMC: Tensor) -> None:
+        self.arguments.pages = pages_JY.data_ptr()
+        self.window.pool = window_pages_JMC.data_ptr()
+        device = pages_JY.device
+        with on(device):
+            self.launch.start(self.parameters, device)
+
+
+class AppendRun(RowsRun):
+    """Rows and the window are read and written 16 bytes at a time."""
+
+    def __call__(self, rows: Rows, pages_JY: Tensor, window_pages_JMC: Tensor) -> None:
+        latent, k_rope = rows
+        self.arguments.latent, self.arguments.k_rope = latent.data_ptr(), k_rope.data_ptr()
+        self.start(pages_JY, window_pages_JMC)
+
+
+class GatherRun(RowsRun):
+    """Tokens as decode reads them."""
+
+    def __call__(self, out_TC: Tensor, pages_JY: Tensor, window_pages_JMC: Tensor) -> None:
+        self.arguments.out = out_TC.data_ptr()
+        self.start(pages_JY, window_pages_JMC)
+
+
+def _nothing(*_: object) -> None:
+    """A run on no rows: a grid has at least one block."""
+
+
+def plan_append(
+    rows: Rows, tokens: Tokens, view: CacheView
+) -> Callable[[Rows, Tensor, Tensor], None]:
     num_rows = rows.latent_TR.shape[0]
-    if num_rows:
-        most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(view.pages_JY.device)
-        tile = tile_rows(num_rows, most)
-        launch("append", append_arguments(rows, tokens, view, tile), view)
+    if not num_rows:
+        return _nothing
+    most = BLOCKS_PER_MULTIPROCESSOR * multiprocessors(view.pages_JY.device)
+    what = append_arguments(rows, tokens, view, tile_rows(num_rows, most))
+    return AppendRun("append", what, view, tokens)
 
 
-def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
-    """One launch."""
-    if out_TC.shape[0]:
-        launch("gather", gather_arguments(tokens, view, out_TC), view)
-
-
-def launch(
-    name: str, what: tuple[ctypes.Structure, int], view: CacheView, macros: tuple[str, ...] = ()
-) -> None:
-    """Arguments and number of blocks to torch's current stream; `macros` beside the layout's."""
-    from cuda.bindings import driver
-
-    arguments, blocks = what
-    device = view.pages_JY.device
-    kernel = _load(name, defines(view.layout) + macros, device).kernel
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = THREADS[name], 1, 1
-    config.sharedMemBytes = SHARED_BYTES[name]
-    config.hStream = torch.cuda.current_stream(device).cuda_stream
-    with torch.cuda.device(device):
-        check(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(parameters), 0))
+def plan_gather(
+    tokens: Tokens, view: CacheView, out_TC: Tensor
+) -> Callable[[Tensor, Tensor, Tensor], None]:
+    if not out_TC.shape[0]:
+        return _nothing
+    return GatherRun("gather", gather_arguments(tokens, view, out_TC), view, tokens)

@@ -1,5 +1,6 @@
 """The Triton backend: what it can do, and how its kernels are launched."""
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
@@ -84,3 +85,24 @@ def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
 
     if out_TC.shape[0]:
         gather_launch(tokens, view, out_TC).run()
+
+
+def plan_decode(
+    query: DecodeQuery, view: CacheView, num_splits: int | None
+) -> Callable[[DecodeQuery, Tensor, Tensor], Partial]:
+    del query
+    return lambda query, *pools: decode(query, view.with_pools(*pools), num_splits)
+
+
+def plan_append(
+    rows: Rows, tokens: Tokens, view: CacheView
+) -> Callable[[Rows, Tensor, Tensor], None]:
+    del rows
+    return lambda rows, *pools: append(rows, tokens, view.with_pools(*pools))
+
+
+def plan_gather(
+    tokens: Tokens, view: CacheView, out_TC: Tensor
+) -> Callable[[Tensor, Tensor, Tensor], None]:
+    del out_TC
+    return lambda out_TC, *pools: gather(tokens, view.with_pools(*pools), out_TC)

@@ -37,7 +37,6 @@ from vllm.v1.attention.backends.mla.prefill.registry import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
-from vllm.v1.attention.ops.triton_merge_attn_states import mask_empty_context
 from vllm.v1.core.kv_cache_utils import resolve_block_hashes
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
@@ -75,7 +74,6 @@ __all__ = [
     "get_forward_context",
     "init_logger",
     "is_breakable_cudagraph_enabled",
-    "mask_empty_context",
     "merge_attn_states",
     "register_backend",
     "register_mla_prefill_backend",

@@ -3,7 +3,9 @@
 B sequences, S query tokens of each, N heads, R latent channels, E rope channels, T tokens.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,17 +15,36 @@ from quantmla.kernels import api
 from quantmla.serve.vllm.engine import (
     MLACommonImpl,
     get_forward_context,
-    mask_empty_context,
     merge_attn_states,
 )
 from quantmla.serve.vllm.metadata import PackedMetadata, WindowMetadata
+from quantmla.serve.vllm.plans import P
+from quantmla.serve.vllm.pool import PoolLayout
+from quantmla.serve.vllm.step import Call, ContextChunk
 
 if TYPE_CHECKING:
     from quantmla.serve.vllm.layer import WindowCache
 
 
+class Step(NamedTuple):
+    """Metadata of both groups of the pool."""
+
+    packed: PackedMetadata
+    window: WindowMetadata
+
+
+@cache
+def layer_kind(layout: PoolLayout) -> object:
+    """One object for all layers of a layout: its hash costs nothing."""
+    return object()
+
+
 class QuantMLAImpl(MLACommonImpl):
-    """Append, decode and gather through quantmla.kernels; the chunk itself as vLLM does it."""
+    """Append, decode and gather through quantmla.kernels; the chunk itself as vLLM does it.
+
+    In a step that is no CUDA graph the host's time counts, and this runs in every layer: what the
+    layers of a step share is in the step's plans.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,33 +52,38 @@ class QuantMLAImpl(MLACommonImpl):
 
     def bind(self, layer_name: str, window: "WindowCache") -> None:
         self.layer_name, self.window = layer_name, window
+        self.kind = layer_kind(window.layout)
 
-    def _metadata(self) -> tuple[PackedMetadata, WindowMetadata] | None:
+    def _step(self) -> Step | None:
         """Of this layer in the current step; None in a dummy run without attention."""
         by_layer = get_forward_context().attn_metadata
         if by_layer is None:
             return None
-        return by_layer[self.layer_name], by_layer[self.window.prefix]
+        return Step(by_layer[self.layer_name], by_layer[self.window.prefix])
+
+    def _plan(
+        self, step: Step, what: tuple[str, int], inputs: tuple[Any, ...], make: Callable[[], P]
+    ) -> P:
+        """`what`: the operation, and which of the step's calls of it."""
+        packed, window = step
+        tables = (packed.block_table, packed.lengths, packed.tokens, window)
+        return packed.plans.find(tables, (what, self.kind), inputs, make)
 
     def _view(
-        self,
-        pages: Tensor,
-        metadata: tuple[PackedMetadata, WindowMetadata],
-        rows: slice,
-        lengths: Tensor,
+        self, pages: Tensor, step: Step, sequences: slice | Tensor, lengths: Tensor
     ) -> CacheView:
-        packed, window = metadata
+        packed, window = step
         assert packed.block_table is not None
         return CacheView(
             fmt=self.window.layout.fmt,
             kv_lora_rank=self.kv_lora_rank,
             pages_JY=pages,
-            block_table_BJ=packed.block_table[rows],
+            block_table_BJ=packed.block_table[sequences],
             lengths_B=lengths,
             window_pages_JMC=self.window.kv_cache,
-            window_table_BW=window.table[rows],
-            sink_pages_B=window.sink_pages[rows],
-            window_start_B=window.starts[rows],
+            window_table_BW=window.table[sequences],
+            sink_pages_B=window.sink_pages[sequences],
+            window_start_B=window.starts[sequences],
         )
 
     def do_kv_cache_update(
@@ -70,15 +96,21 @@ class QuantMLAImpl(MLACommonImpl):
         k_scale: Tensor,
     ) -> None:
         """Writes the step's rows to the window and packs the pages that they complete."""
-        metadata = self._metadata()
-        if metadata is None or kv_cache.numel() == 0:
+        step = self._step()
+        if step is None or kv_cache.numel() == 0:
             return
-        tokens, lengths = metadata[0].tokens, metadata[0].lengths
+        tokens, lengths = step.packed.tokens, step.packed.lengths
         assert tokens is not None
         assert lengths is not None
-        count = len(tokens.sequence_T)
+        count = tokens.sequence_T.shape[0]
         rows = api.Rows(kv_c_normed[:count], k_pe[:count].flatten(1))
-        api.append(rows, tokens, self._view(kv_cache, metadata, slice(len(lengths)), lengths))
+        inputs = rows, kv_cache, self.window.kv_cache
+
+        def make() -> api.AppendPlan:
+            view = self._view(kv_cache, step, slice(len(lengths)), lengths)
+            return api.plan_append(rows, tokens, view)
+
+        self._plan(step, ("append", 0), inputs, make).launch(*inputs)
 
     def forward_mqa(
         self,
@@ -87,58 +119,81 @@ class QuantMLAImpl(MLACommonImpl):
         attn_metadata: PackedMetadata,
         layer: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The last tokens of every decode over its whole cache, drafts under verification too.
+        """The last tokens of every decode over its whole cache; drafts and short chunks too.
 
         All queries of a sequence read packed what the last of them does: a token that is packed
-        as this step ends is read packed a few tokens early.
+        as this step ends is read packed up to S - 1 tokens early.
         """
-        metadata = self._metadata()
-        assert metadata is not None
+        step = self._step()
+        assert step is not None
         assert isinstance(q, tuple), "queries are joined for fp8 and context parallelism only"
-        batch, padding = attn_metadata.num_decodes, attn_metadata.padding
-        latent, rope = (
-            x.unflatten(0, (batch, -1)) if padding is None else x[padding.row_BS] for x in q
-        )
-        assert attn_metadata.decode is not None
-        view = self._view(
-            kv_c_and_k_pe_cache, metadata, slice(batch), attn_metadata.decode.seq_lens
-        )
-        result = api.decode(api.DecodeQuery(latent, rope, self.scale), view)
-        out, lse = result.out_BSNR.flatten(0, 1), result.lse_BSN.flatten(0, 1)
-        return (out, lse) if padding is None else (out[padding.query_T], lse[padding.query_T])
+        batch = attn_metadata.num_decodes
+        if attn_metadata.calls is None:
+            call = Call(slice(batch), slice(attn_metadata.num_decode_tokens), batch)
+            return self._decode(q, kv_c_and_k_pe_cache, step, 0, call), None
+        calls, query_T = attn_metadata.calls
+        parts = [
+            self._decode(q, kv_c_and_k_pe_cache, step, i, call) for i, call in enumerate(calls)
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (out if query_T is None else out[query_T]), None
+
+    def _decode(
+        self, q: tuple[Tensor, Tensor], pages: Tensor, step: Step, number: int, call: Call
+    ) -> Tensor:
+        """[B * S, N, R]."""
+        latent, rope = (x[call.rows].view(call.batch, -1, *x.shape[1:]) for x in q)
+        query = api.DecodeQuery(latent, rope, self.scale)
+        inputs = query, pages, self.window.kv_cache
+
+        def make() -> api.DecodePlan:
+            assert step.packed.lengths is not None
+            lengths = step.packed.lengths[call.sequences]
+            return api.plan_decode(query, self._view(pages, step, call.sequences, lengths))
+
+        plan = self._plan(step, ("decode", number), inputs, make)
+        return plan.launch(*inputs).out_BSNR.flatten(0, 1)
 
     def _compute_prefill_context(
         self, q: Tensor, kv_c_and_k_pe_cache: Tensor, attn_metadata: PackedMetadata, k_scale: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Attention of the chunk's queries over what was cached before it, a part at a time."""
-        metadata = self._metadata()
-        assert metadata is not None
-        assert attn_metadata.context_lengths is not None
-        prefills = slice(attn_metadata.num_decodes, attn_metadata.num_reqs)
-        view = self._view(kv_c_and_k_pe_cache, metadata, prefills, attn_metadata.context_lengths)
+        step = self._step()
+        assert step is not None
         total: tuple[Tensor, Tensor] | None = None
-        for i, tokens in enumerate(attn_metadata.context_tokens):
-            rows = attn_metadata.prefill.chunked_context.workspace[: len(tokens.position_T)]
-            api.gather(tokens, view, rows)
-            part = self._attend_context(q, rows, attn_metadata.prefill, i)
+        for i, chunk in enumerate(attn_metadata.context):
+            self._gather(chunk, kv_c_and_k_pe_cache, step, i)
+            part = self._attend_context(q, chunk, attn_metadata.prefill, i)
             total = part if total is None else _merge(total, part)
         assert total is not None
         return total
 
+    def _gather(self, chunk: ContextChunk, pages: Tensor, step: Step, number: int) -> None:
+        packed = step.packed
+        inputs = chunk.rows_TC, pages, self.window.kv_cache
+
+        def make() -> api.GatherPlan:
+            assert packed.context_lengths is not None
+            prefills = slice(packed.num_decodes, packed.num_reqs)
+            view = self._view(pages, step, prefills, packed.context_lengths)
+            return api.plan_gather(chunk.tokens, view, chunk.rows_TC)
+
+        self._plan(step, ("gather", number), inputs, make).launch(*inputs)
+
     def _attend_context(
-        self, q: Tensor, rows_TC: Tensor, prefill: Any, chunk: int
+        self, q: Tensor, chunk: ContextChunk, prefill: Any, number: int
     ) -> tuple[Tensor, Tensor]:
-        latent, k_rope = rows_TC.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
+        latent, k_rope = chunk.rows_TC.split((self.kv_lora_rank, self.qk_rope_head_dim), dim=-1)
         kv = self.kv_b_proj(latent)[0].view(
             -1, self.num_heads, self.qk_nope_head_dim + self.v_head_dim
         )
         k_nope, v = kv.split((self.qk_nope_head_dim, self.v_head_dim), dim=-1)
         out, lse = prefill.prefill_backend.run_prefill_context_chunk(
-            chunk_idx=chunk, q=q, k=self._concat_k_nope_k_pe(k_nope, k_rope[:, None]), v=v
+            chunk_idx=number, q=q, k=self._concat_k_nope_k_pe(k_nope, k_rope[:, None]), v=v
         )
-        context = prefill.chunked_context
-        if context.has_empty_context[chunk]:
-            mask_empty_context(lse, out, prefill.query_start_loc, context.cu_seq_lens[chunk])
+        if chunk.empty_T is not None:  # what was written there is undefined
+            lse.masked_fill_(chunk.empty_T, -torch.inf)
+            out.masked_fill_(chunk.empty_T[:, None, None], 0.0)
         return out, lse
 
 

@@ -22,17 +22,24 @@ from quantmla.serve.vllm.engine import (
     VllmConfig,
     init_logger,
 )
-from quantmla.serve.vllm.pool import MAX_DRAFTS
+from quantmla.serve.vllm.plans import StepPlans
+from quantmla.serve.vllm.pool import short_chunk
 from quantmla.serve.vllm.step import (
-    Padding,
+    Calls,
+    ContextChunk,
     context_tokens,
     kept_only,
     locate_tokens,
-    pad_queries,
+    plan_calls,
+    without_context,
     write_decodes,
     write_window_starts,
 )
 from quantmla.serve.vllm.warmup import describe, warm_up
+
+# Query rows (tokens x heads) of short chunks in one call: in the Hopper kernel's tiles of 64 these
+# are fewer partial results than it has room for in any decode.
+CALL_ROWS = 1 << 14
 
 logger = init_logger("vllm.quantmla")
 
@@ -44,9 +51,10 @@ class PackedMetadata(MLACommonMetadata):
     block_table: Tensor | None = None
     lengths: Tensor | None = None  # with the step's tokens
     tokens: Tokens | None = None  # of the step
-    padding: Padding | None = None  # of decodes, where their query lengths differ
+    calls: Calls | None = None  # of the decode kernel, where query lengths differ
     context_lengths: Tensor | None = None  # of prefills: tokens before the step
-    context_tokens: list[Tokens] = field(default_factory=list)  # by chunk of context
+    context: list[ContextChunk] = field(default_factory=list)
+    plans: StepPlans = field(default_factory=StepPlans)
 
     def __post_init__(self) -> None:
         """Any size of head: vLLM's list is of its own kernels."""
@@ -62,7 +70,11 @@ class WindowMetadata(AttentionMetadata):
 
 
 class PackedBuilder(MLACommonMetadataBuilder):
-    """Queries of up to 1 + drafts tokens go to the decode kernel, longer ones are prefills."""
+    """Queries of up to 1 + drafts tokens and short chunks go to the decode kernel.
+
+    Longer ones are prefills, which attend to their context apart, and all in one batch: a short
+    chunk among them would put every prompt that begins in this step through that.
+    """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
@@ -74,13 +86,16 @@ class PackedBuilder(MLACommonMetadataBuilder):
         vllm_config: VllmConfig,
         device: torch.device,
     ) -> None:
+        layers = vllm_config.compilation_config.static_forward_context
+        layout = layers[layer_names[0]].window.layout
+        self.reorder_batch_threshold = short_chunk(layout.recent_window)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, PackedMetadata)
+        speculation = vllm_config.speculative_config
+        self.decode_length = 1 + (speculation.num_speculative_tokens if speculation else 0)
         most = vllm_config.scheduler_config.max_num_batched_tokens
         self.tokens = Tokens(*torch.full((2, most), -1, dtype=torch.int32, device=device))
         most_rows = max(most, self.chunked_prefill_workspace_size)
         self.rows = torch.arange(most_rows, dtype=torch.int32, device=device)
-        layers = vllm_config.compilation_config.static_forward_context
-        layout = layers[layer_names[0]].window.layout
         kernels = warm_up(layout, self.num_heads, most, device)
         pages = vllm_config.cache_config.num_gpu_blocks
         logger.info_once(f"{describe(layout, pages, len(layer_names))}; {kernels}")
@@ -104,36 +119,36 @@ class PackedBuilder(MLACommonMetadataBuilder):
             for kept, new in zip(metadata.tokens, found, strict=True):
                 kept.copy_(new)
         metadata.block_table, metadata.lengths = common.block_table_tensor, lengths
-        self._pad_decodes(metadata, common)
+        self._plan_decodes(metadata, common)
         if metadata.prefill is not None and metadata.prefill.chunked_context is not None:
             self._add_context(metadata, common)
         return metadata
 
-    def _pad_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
-        """Nothing to do where all have the same length, as in every captured step."""
+    def _plan_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
+        """Nothing to do where all have the same number of tokens, as in every captured step."""
         count, rows = metadata.num_decodes, metadata.num_decode_tokens
         if count == rows:
             return
-        longest = int(common.query_start_loc_cpu[: count + 1].diff().max())
-        if count * longest != rows:
-            start = common.query_start_loc
-            assert metadata.tokens is not None
-            sequences = metadata.tokens.sequence_T[:rows]
-            metadata.padding = pad_queries(start[:count], start[1 : count + 1], sequences, longest)
+        bounds = common.query_start_loc_cpu[: count + 1]
+        longest = int(bounds.diff().max())
+        if longest > self.decode_length or count * longest != rows:
+            most = CALL_ROWS // self.num_heads
+            metadata.calls = plan_calls(bounds, self.decode_length, most).to(self.device)
 
     def _add_context(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         first, start = metadata.num_decodes, common.query_start_loc
         query_lengths = start[first + 1 : common.num_reqs + 1] - start[first : common.num_reqs]
         assert metadata.lengths is not None
         metadata.context_lengths = metadata.lengths[first:] - query_lengths
-        context = metadata.prefill.chunked_context
+        context, prefill = metadata.prefill.chunked_context, metadata.prefill
+        queries = self.rows[: metadata.num_actual_tokens - metadata.num_decode_tokens]
         for i, count in enumerate(context.seq_tot):
-            sequence = context.token_to_seq[i][:count]
-            metadata.context_tokens.append(
-                context_tokens(
-                    sequence, context.starts[i], context.cu_seq_lens[i][:-1], self.rows[:count]
-                )
-            )
+            bounds, sequence = context.cu_seq_lens[i], context.token_to_seq[i][:count]
+            tokens = context_tokens(sequence, context.starts[i], bounds[:-1], self.rows[:count])
+            empty = None
+            if context.has_empty_context[i]:
+                empty = without_context(prefill.query_start_loc, bounds, queries)
+            metadata.context.append(ContextChunk(tokens, context.workspace[:count], empty))
 
 
 class WindowBuilder(AttentionMetadataBuilder):
@@ -153,6 +168,7 @@ class WindowBuilder(AttentionMetadataBuilder):
         self.layout = vllm_config.compilation_config.static_forward_context[layer_names[0]].layout
         most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
         self.starts = torch.zeros(most, dtype=torch.int32, device=device)
+        self.short_chunk = short_chunk(self.layout.recent_window)
         self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
 
     def build(
@@ -167,6 +183,6 @@ class WindowBuilder(AttentionMetadataBuilder):
             bounds = common.query_start_loc[: count + 1]
             lengths, starts = common.seq_lens[:count], self.starts[:count]
             write_window_starts(lengths, bounds, table, self.layout, starts)
-        if common.max_query_len > MAX_DRAFTS + 1:  # a chunk: some of its tokens have no page
+        if common.max_query_len > self.short_chunk:  # some of a longer one's tokens have no page
             table = kept_only(table)
         return WindowMetadata(table, table[:, 0], self.starts[:count])

@@ -13,6 +13,15 @@ from quantmla.quant.layout import bf16_row_bytes, page_layout
 from quantmla.quant.page import require_byte_layout
 
 MAX_DRAFTS = 15  # tokens of a request that one step may take back
+SHORT_CHUNK = 64  # longest part of a prompt that is attended to as decodes are
+
+
+def short_chunk(recent_window: int) -> int:
+    """Longest chunk whose queries may all read what the last of them does.
+
+    Each then still has half of the recent window in bf16 before it.
+    """
+    return min(SHORT_CHUNK, max(1, recent_window // 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ are packed from the step's own rows and leave a null page in the table.
 A prefix hit ends on a page border. If the rows before the border are still there, decode reads
 what it read then. If not, the hit is shortened by the recent window: those tokens are computed
 again, on packed pages and sinks alone, and leave their rows. So every token that is new sees its
-recent window in bf16, and a hit is never lost to the window.
+recent window in bf16 (in a short chunk half of it, pool.short_chunk), and a hit is never lost to
+the window.
 """
 
 from collections.abc import Sequence

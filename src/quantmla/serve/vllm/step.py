@@ -5,7 +5,9 @@ On a GPU, what every step of decoding needs is found by kernels.triton.step in o
 B sequences of the step, T token rows, W entries of a window table, M tokens of a window page.
 """
 
-from typing import NamedTuple
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,23 +45,86 @@ def write_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor, out: Tokens
         kept.copy_(new)
 
 
-class Padding(NamedTuple):
-    """Decodes of different query lengths side by side: the kernel's queries are the last S tokens.
+class Call(NamedTuple):
+    """Sequences that the decode kernel takes together, the last S tokens of each.
 
     Rows before a sequence's own ones are made up, and what they give is not read.
     """
 
-    row_BS: Tensor  # which row each query is
-    query_T: Tensor  # where each row's result is, among B * S
+    sequences: slice | Tensor  # B of the step
+    rows: slice | Tensor  # of the queries: B * S
+    batch: int  # B
 
 
-def pad_queries(starts_B: Tensor, ends_B: Tensor, sequence_T: Tensor, longest: int) -> Padding:
-    """`starts_B` and `ends_B` bound each sequence's rows; S is `longest`."""
-    row_BS = ends_B[:, None] - longest + torch.arange(longest, device=ends_B.device)
-    row_BS = torch.maximum(row_BS, starts_B[:, None])
-    row_T = torch.arange(len(sequence_T), device=ends_B.device)
-    query_T = (sequence_T + 1) * longest - ends_B[sequence_T] + row_T
-    return Padding(row_BS, query_T)
+class Calls(NamedTuple):
+    """Decodes of a step, and the rows' places in what all calls give, one after the other."""
+
+    calls: tuple[Call, ...]
+    query_T: Tensor | None  # None: as they are
+
+    def to(self, device: torch.device) -> "Calls":
+        """Copies that nothing waits for."""
+        calls = (
+            Call(_moved(call.sequences, device), _moved(call.rows, device), call.batch)
+            for call in self.calls
+        )
+        return Calls(tuple(calls), _moved(self.query_T, device))
+
+
+Index = TypeVar("Index", slice | Tensor, Tensor | None)
+
+
+def _moved(index: Index, device: torch.device) -> Index:
+    if not isinstance(index, Tensor) or device.type == "cpu":
+        return index
+    return index.pin_memory().to(device, non_blocking=True)
+
+
+def split_queries(ascending: Sequence[int], decode_length: int, most: int) -> list[range]:
+    """Which sequences go to the kernel together, their query lengths being in ascending order.
+
+    Decodes, which have up to `decode_length` tokens, never wait for a longer one. Longer ones are
+    padded among themselves as long as this makes no more than `most` queries.
+    """
+    first = bisect_right(ascending, decode_length)
+    found = [range(first)] if first else []
+    while first < len(ascending):
+        last = first + 1
+        while last < len(ascending) and (last + 1 - first) * ascending[last] <= most:
+            last += 1
+        found.append(range(first, last))
+        first = last
+    return found
+
+
+def plan_calls(bounds: Tensor, decode_length: int, most: int) -> Calls:
+    """Of sequences in any order whose rows begin and end at `bounds` [B + 1]; all on the CPU."""
+    length_B = bounds.diff()
+    order_B = length_B.argsort(stable=True)
+    ascending = length_B[order_B].tolist()
+    calls, after, end_B = [], 0, torch.empty_like(length_B)
+    for together in split_queries(ascending, decode_length, most):
+        chosen = order_B[together.start : together.stop].sort().values  # as they lie
+        longest = ascending[together.stop - 1]
+        calls.append(_call(chosen, bounds, longest))
+        end_B[chosen] = after + longest * torch.arange(1, len(chosen) + 1, dtype=end_B.dtype)
+        after += longest * len(chosen)
+    row_T = torch.arange(int(bounds[-1] - bounds[0]))
+    query_T = (end_B - bounds[1:]).repeat_interleave(length_B) + row_T
+    in_order = after == len(row_T) and torch.equal(query_T, row_T)
+    return Calls(tuple(calls), None if in_order else query_T)
+
+
+def _call(chosen_B: Tensor, bounds: Tensor, longest: int) -> Call:
+    """Slices where they will do: the engine's own tables and queries are read then."""
+    start_B, end_B = bounds[chosen_B], bounds[chosen_B + 1]
+    first, count = int(chosen_B[0]), len(chosen_B)
+    side_by_side = bool((chosen_B.diff() == 1).all())
+    sequences = slice(first, first + count) if side_by_side else chosen_B
+    if side_by_side and int(end_B[-1] - start_B[0]) == count * longest:
+        return Call(sequences, slice(int(start_B[0]), int(end_B[-1])), count)
+    row_BS = torch.maximum(end_B[:, None] - longest + torch.arange(longest), start_B[:, None])
+    return Call(sequences, row_BS.flatten(), count)
 
 
 def kept_only(table_BW: Tensor) -> Tensor:
@@ -115,3 +180,20 @@ def context_tokens(
     `starts_B` is the position of each sequence's first token in the chunk.
     """
     return Tokens(sequence_T, (starts_B - first_row_B)[sequence_T] + row_T)
+
+
+def without_context(query_bounds: Tensor, context_bounds: Tensor, row_T: Tensor) -> Tensor:
+    """Which query rows are of sequences that have no token in a chunk of context, bool [T].
+
+    Queries and tokens of sequence b begin and end at `query_bounds` and `context_bounds` [B + 1].
+    """
+    sequence_T = torch.searchsorted(query_bounds[1:], row_T, right=True)
+    return (context_bounds.diff() == 0)[sequence_T.clamp_(max=len(context_bounds) - 2)]
+
+
+class ContextChunk(NamedTuple):
+    """A part of the prefills' context that is gathered and attended to at once."""
+
+    tokens: Tokens
+    rows_TC: Tensor  # where they are gathered: the engine's workspace, the same for every layer
+    empty_T: Tensor | None  # `without_context` of the prefills' queries; None: there are none

@@ -6,7 +6,7 @@ from quantmla.cache.view import CacheView
 from quantmla.kernels import BACKENDS, api
 from quantmla.kernels.problem import append_problem, decode_problem, gather_problem
 from quantmla.serve.vllm.engine import init_logger
-from quantmla.serve.vllm.pool import PoolLayout
+from quantmla.serve.vllm.pool import PoolLayout, short_chunk
 
 logger = init_logger("vllm.quantmla")
 
@@ -41,18 +41,26 @@ def _rows(count: int, layout: PoolLayout, device: torch.device) -> tuple[api.Row
     return api.Rows(*rows.split(sizes, dim=1)), api.Tokens(*tokens)
 
 
+def _query(
+    length: int, num_heads: int, layout: PoolLayout, device: torch.device
+) -> api.DecodeQuery:
+    sizes = (layout.kv_lora_rank, layout.qk_rope_head_dim)
+    q = torch.zeros(1, length, num_heads, sum(sizes), dtype=torch.bfloat16, device=device)
+    latent, rope = q.split(sizes, dim=-1)
+    return api.DecodeQuery(latent, rope, 1.0)
+
+
 def warm_up(layout: PoolLayout, num_heads: int, most_rows: int, device: torch.device) -> str:
     """Compiles what a step of up to `most_rows` tokens needs, and says which kernels these are.
 
-    Other query lengths than 1 are compiled when CUDA graphs are captured. UsageError where no
-    kernel can.
+    Kernels differ by the rows of a query, heads x length: powers of two up to the longest chunk
+    that goes to decode meet all of them. UsageError where no kernel can.
     """
     view = scratch_view(layout, device)
     channels = layout.kv_lora_rank + layout.qk_rope_head_dim
-    q = torch.zeros(1, 1, num_heads, channels, dtype=torch.bfloat16, device=device)
-    latent, rope = q.split((layout.kv_lora_rank, layout.qk_rope_head_dim), dim=-1)
-    query = api.DecodeQuery(latent, rope, 1.0)
-    api.decode(query, view)
+    for length in (2**i for i in reversed(range(short_chunk(layout.recent_window).bit_length()))):
+        query = _query(length, num_heads, layout, device)
+        api.decode(query, view)
     for count in (2**i for i in range(most_rows.bit_length())):
         rows, tokens = _rows(count, layout, device)
         api.append(rows, tokens, view)

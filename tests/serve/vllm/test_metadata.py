@@ -1,0 +1,68 @@
+"""What is captured: batches of decodes of one length, whatever else the decode kernel takes."""
+
+import pytest
+import torch
+
+
+def common(lengths: list[int], context: int = 300):
+    """Of sequences with so many new tokens after `context` others."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    whole = torch.tensor(lengths, dtype=torch.int32) + context
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=whole,
+        seq_lens_cpu_upper_bound=whole,
+        num_reqs=len(lengths),
+        num_actual_tokens=int(starts[-1]),
+        max_query_len=max(lengths),
+        max_seq_len=int(whole.max()),
+        block_table_tensor=torch.ones(len(lengths), 64, dtype=torch.int32),
+        slot_mapping=torch.arange(int(starts[-1])),
+        is_prefilling=torch.zeros(len(lengths), dtype=torch.bool),
+    )
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_uniform_decodes_are_captured_in_one_call(engine, drafts):
+    builder = engine(drafts=drafts).builders[0]
+    assert builder.reorder_batch_threshold == 64
+    for length in {1, 1 + drafts}:
+        metadata = builder.build_for_cudagraph_capture(common([length] * 5))
+        assert metadata.calls is None
+        assert (metadata.num_decodes, metadata.num_prefills) == (5, 0)
+        assert metadata.tokens.sequence_T.data_ptr() == builder.tokens.sequence_T.data_ptr()
+
+
+def test_equal_chunks_are_no_uniform_decodes(engine):
+    """To vLLM, either: a graph for decodes has one query length."""
+    from vllm.v1.worker.gpu.cudagraph_utils import get_uniform_token_count
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    builder = engine(drafts=3).builders[0]
+    metadata = builder.build(0, common([40, 40]))
+    assert [call.batch for call in metadata.calls.calls] == [2]
+    assert not GPUModelRunner._is_uniform_decode(40, 4, 80, 2)
+    assert get_uniform_token_count(2, 80, 40) not in (1, 4)
+
+
+def test_many_chunks_are_divided(engine, monkeypatch):
+    from quantmla.serve.vllm import metadata as module
+
+    monkeypatch.setattr(module, "CALL_ROWS", 2 * 128)  # two heads, 128 queries
+    calls = engine(chunk=512).builders[0].build(0, common([1, 1, 64, 64, 64, 64, 64])).calls
+    assert [call.batch for call in calls.calls] == [2, 2, 2, 1]
+    assert calls.query_T is None
+
+
+@pytest.mark.parametrize(("window", "threshold"), [(128, 64), (40, 20), (0, 1), (512, 64)])
+def test_a_smaller_window_allows_less(cpu_vllm, tmp_path, window, threshold):
+    from vllm_harness import Engine, model_config, vllm_config
+
+    from quantmla.quant.format import parse_format
+
+    fmt = parse_format("c4r4", recent_window=window)
+    e = Engine(vllm_config(model_config(tmp_path, fmt)), 300)
+    assert e.builders[0].reorder_batch_threshold == threshold
