@@ -21,8 +21,8 @@
 // their metadata. Compile-time constants: HEADS (16 or 32, columns of a tile), WARPGROUPS, STAGES, and
 // the page's offsets, which quant/layout.py decides.
 
-DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
-  store_query(p, at, b, tile);
+DEVICE void start_item(const Arguments& p, int b, int tile, bool windowed) {
+  store_query(p, b, tile, windowed);
   fence_async_proxy();
   meet_apart(ITEM_BARRIER, ITEM_THREADS);
 }
@@ -97,7 +97,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, find_window(p, b), b);  // it has the fewest rows of the query
   u32 slot = (item.first + item.part) * p.tiles + tile;
   if (thread_index() == 0) sts128(SHARED_BASE + AT_OUTPUT, V4{(u32)b, (u32)tile, slot, item.parts == 1});
-  start_item(p, at, b, tile);
+  start_item(p, b, tile, windowed);
 
   int all = num_pages(p, b);
   int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
