@@ -99,7 +99,7 @@ DEVICE u32 element(u32 k, u32 n) { return (k / 8) * (HEADS * 16) + n * 16 + (k %
 DEVICE u32 element8(u32 k, u32 n) { return (k / 16) * (HEADS * 16) + n * 16 + k % 16; }
 DEVICE void find_place(Place& at) {
   u32 lane = thread_index() % 32, warp = uniform(thread_index() / 32);
-  at.lane = lane, at.row = lane / 4, at.pair = lane % 4, at.warp = warp % 4, at.group = warp / 4;
+  at.lane = lane, at.row = kept(lane / 4), at.pair = kept(lane % 4), at.warp = warp % 4, at.group = warp / 4;
   at.bound = SHARED_BASE + AT_BOUND + at.group * HEADS * 8;
   at.p_tile = SHARED_BASE + AT_P + at.group * 8 * TILE;
 
