@@ -20,8 +20,8 @@ DEVICE u32 shifted(u32 x, Shift by) { return hmul2(hmul2(x, by.first), by.second
 DEVICE void read_means(const Place& at, u32 prepared, float (&s)[H2]) {
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
-    V2 m = lds64(prepared + at.means + j * 32);
-    s[4 * j] = s[4 * j + 2] = as_float(m.x), s[4 * j + 1] = s[4 * j + 3] = as_float(m.y);
+    V4 m = lds128(prepared + at.means + j * 64);
+    s[4 * j] = as_float(m.x), s[4 * j + 1] = as_float(m.y), s[4 * j + 2] = as_float(m.z), s[4 * j + 3] = as_float(m.w);
   }
 }
 

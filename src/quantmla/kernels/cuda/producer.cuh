@@ -58,8 +58,8 @@ DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
       mma_warp(d + 4, a, b.z, b.w);
     }
     if (lane < 4) {
-      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0]), as_bits(d[1])});
-      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4]), as_bits(d[5])});
+      sts128(prepared + MEANS + lane * 16 + j * 64, V4{as_bits(d[0]), as_bits(d[1]), as_bits(d[0]), as_bits(d[1])});
+      sts128(prepared + MEANS + lane * 16 + j * 64 + 64, V4{as_bits(d[4]), as_bits(d[5]), as_bits(d[4]), as_bits(d[5])});
     }
   }
 }

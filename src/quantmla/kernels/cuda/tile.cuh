@@ -44,8 +44,8 @@
 #define VALUE_STEP 1
 #endif
 #define VALUE_GROUP_BYTES (4 * VALUE_PAIR_BYTES)
-#define MEANS (VALUE_SCALES + 8 * VALUE_GROUP_BYTES)  // float [HEADS]: query times the mean rope key
-#define SHIFT (MEANS + 128)  // int: scales of values, and of keys that are scaled, carry 2^shift
+#define MEANS (VALUE_SCALES + 8 * VALUE_GROUP_BYTES)  // float [HEADS / 2][2 rows][2]: query times the mean rope key
+#define SHIFT (MEANS + HEADS * 8)  // int: scales of values, and of keys that are scaled, carry 2^shift
 #define PREPARED (SHIFT + 16)
 
 #define AT_QUERY (WARPGROUPS * STAGES * PAGE_BYTES)
@@ -110,7 +110,7 @@ DEVICE void find_place(Place& at) {
   at.zero_matrix = kept(SCORE_ZEROS + (eighth + half * 8) * ZEROS_ROW + (2 * at.warp + lane / 8 % 2) * 16);
   at.score_scales = kept(SCORE_SCALES + (at.warp * 8 + at.row) * SCORE_ROW_BYTES);
   at.value_scales = kept(VALUE_SCALES + VALUE_GROUP(at.warp) * VALUE_GROUP_BYTES + at.pair * VALUE_PAIR_BYTES);
-  at.means = kept(MEANS + at.pair * 8);
+  at.means = kept(MEANS + at.pair * 16);
   at.p_store = kept(at.p_tile + (2 * at.warp + lane / 8 % 2) * (HEADS * 16) + half * 128 + eighth * 16);
 }
 
