@@ -34,7 +34,7 @@ DEVICE void start_block() {
     for (u32 i = 0; i < WARPGROUPS * STAGES; i++) barrier_init(SHARED_BASE + AT_FULL + i * 8, 1);
 #pragma unroll 1
     for (u32 i = 0; i < WARPGROUPS * RING; i++) {
-      barrier_init(SHARED_BASE + AT_READY + i * 8, ARRIVALS);
+      barrier_init(SHARED_BASE + AT_READY + i * 8, PRODUCERS / WARPGROUPS * ARRIVALS);
       barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 4 * ARRIVALS);
     }
     for (u32 i = 1; i <= WARPGROUPS; i++) init_meeting(i, 128);
@@ -155,10 +155,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   u32 turn = 0;
   if (at.group == WARPGROUPS) {
     fewer_registers<PRODUCER_REGISTERS>();
-    if (at.warp < WARPGROUPS)
+    if (at.warp < PRODUCERS)
       for (int k = block_index(); k < items; k += blocks) {
         if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
-        produce(p, &map, at.warp, item, turn);
+        produce(p, &map, at.warp % WARPGROUPS, at.warp / WARPGROUPS, item, turn);
         meet_apart(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
       }
   } else {

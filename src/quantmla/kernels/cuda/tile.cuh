@@ -12,6 +12,7 @@
 #define CONSUMER_REGISTERS 232
 #define PRODUCER_REGISTERS 40
 #endif
+#define PRODUCERS (WARPGROUPS == 2 ? 4 : WARPGROUPS)  // warps
 #define RING 2  // pages whose metadata is prepared, for each warpgroup
 #define P_BUFFERS (2 * WARPGROUPS)
 #define H2 (HEADS / 2)     // accumulators of a 64-row product, per thread
@@ -71,7 +72,7 @@
 // Named barriers beside 1 + group: of all consumers, and of those with the producers.
 #define CONSUMERS_BARRIER 8
 #define ITEM_BARRIER 9
-#define ITEM_THREADS (CONSUMERS + WARPGROUPS * 32)
+#define ITEM_THREADS (CONSUMERS + PRODUCERS * 32)
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -1e30f
