@@ -52,7 +52,7 @@ STAMPS = (
     _after("      attend(p, at, item, k % p.tiles, turn);\n", "      at.traced++;"),
     _before("    release_next_kernel();", "    STAMP_BLOCK(5)"),
     _before("  int b = item.sequence;\n", "  STAMP_ITEM(0)"),
-    _after("  start_item(p, at, b, tile);\n", "  STAMP_ITEM(1)"),
+    _after("  start_item(p, b, tile, windowed);\n", "  STAMP_ITEM(1)"),
     _before("  bool ready = false;\n", "  STAMP_ITEM(2)"),
     _before("  V4 to = lds128(SHARED_BASE + AT_OUTPUT);", "  STAMP_ITEM(3)"),
     _after("to.w != 0}, 1.0f / unit_of(unit), o, l);\n", "  STAMP_ITEM(4)"),

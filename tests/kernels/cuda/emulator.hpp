@@ -192,6 +192,9 @@ DEVICE u32 hfma2(u32 a, u32 b, u32 c) {
 DEVICE u32 hmul2(u32 a, u32 b) {
   return emulator::per_half([&](int s) { return emulator::pick(a, s) * emulator::pick(b, s); });
 }
+DEVICE u32 hadd2(u32 a, u32 b) {
+  return emulator::per_half([&](int s) { return emulator::pick(a, s) + emulator::pick(b, s); });
+}
 DEVICE u32 hsub2(u32 a, u32 b) {
   return emulator::per_half([&](int s) { return emulator::pick(a, s) - emulator::pick(b, s); });
 }
@@ -218,7 +221,9 @@ DEVICE u32 float8_bits(float x) {
   }
   return sign | best;
 }
-DEVICE u32 pack_float8(float low, float high) { return float8_bits(low) | float8_bits(high) << 8; }
+DEVICE u32 pack_float8(u32 x) {
+  return float8_bits(emulator::half_value((u16)x)) | float8_bits(emulator::half_value((u16)(x >> 16))) << 8;
+}
 DEVICE u32 float8_halves(u32 x) { return pack_half2(float8_value(x & 255), float8_value(x >> 8 & 255)); }
 DEVICE u32 bf16_bits(float x) {
   u32 b = as_bits(x);

@@ -199,7 +199,7 @@ def shared_bytes(variant: Variant, layout: PageLayout) -> int:
         values = 2048 if layout.content_row_bytes == 256 else 4096
         pages = stages * (layout.page_bytes + 5264 + values + 24)
         return pages + 44 * tile + columns * 36 + 1728 + 1024 + checks
-    prepared = 4864 + (2560 if layout.content_row_bytes == 256 else 4608) + 144
+    prepared = 4864 + (2560 if layout.content_row_bytes == 256 else 4608) + columns * 8 + 16
     pages = warpgroups * (stages * (layout.page_bytes + 8) + 2 * (prepared + 16))
     groups = warpgroups * (columns * 32 + 768 + 32) + columns * 8
     return pages + (73 + 8 * warpgroups) * tile + groups + 32 + 1024 + checks

@@ -68,23 +68,19 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, Fir
   finish_values(o);
 }
 
-// Query channels 8 part to 8 part + 7 of a group, one word, to 4 tiles for bf16 rows.
-DEVICE void store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
-#pragma unroll
-  for (int plane = 0; plane < 8; plane++)
-    sts16(at + plane / 2 * TILE + element(part + plane % 2 * 8, n), pack_half2(x[plane], 0));
-}
-
-// And to tiles for packed keys. Returns their sum.
-DEVICE float store_keys_query(u32 at, u32 part, u32 n, const float (&x)[8]) {
+// Query channels 8 part to 8 part + 7 of a group, one word, to tiles for packed keys; for bf16 rows too, if `rows`. Returns
+// the sum of the former.
+DEVICE float store_group(u32 keys, u32 planes, u32 part, u32 n, const float (&x)[8], bool rows) {
   float sum = 0;
 #pragma unroll
   for (int plane = 0; plane < 4; plane++) {
-    float up = plane % 2 ? 4.0f : 1.0f;
-    TwoTerms both = two_terms(x[plane] / up, x[4 + plane] / up);
-    u32 to = at + plane / 2 * 2 * TILE + element8(plane % 2 * 16 + 2 * part, n);
+    u32 pair = pack_half2(x[plane], x[4 + plane]);
+    TwoTerms both = two_terms(plane % 2 ? hmul2(pair, 0x34003400) : pair);
+    u32 to = keys + plane / 2 * 2 * TILE + element8(plane % 2 * 16 + 2 * part, n);
     sts16(to, both.high), sts16(to + TILE, both.low);
-    sum += up * both.sum;
+    sum += (plane % 2 ? 4.0f : 1.0f) * sum_of(both.both);
+    u32 row = planes + plane / 2 * TILE + element(plane % 2 * 8 + part, n);
+    if (rows) sts16(row, pair), sts16(row + 2 * TILE, pair >> 16);
   }
   return sum;
 }

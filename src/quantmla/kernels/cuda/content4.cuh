@@ -72,21 +72,19 @@ DEVICE void value_page(const Place& at, u32 stage, u32 prepared, u32 buffer, Fir
   finish_values(o);
 }
 
-// Query channels 8 part to 8 part + 7 of a group, two words, to tiles for bf16 rows: one for each plane.
-DEVICE void store_planes(u32 at, u32 part, u32 n, const float (&x)[8]) {
-#pragma unroll
-  for (int plane = 0; plane < 4; plane++) sts32(at + plane * TILE + element(2 * part, n), pack_half2(x[plane], x[4 + plane]));
-}
-
-// And to tiles for packed keys. Returns their sum.
-DEVICE float store_keys_query(u32 at, u32 part, u32 n, const float (&x)[8]) {
+// Query channels 8 part to 8 part + 7 of a group, two words, to tiles for packed keys; for bf16 rows too, if `rows`:
+// one tile for each plane. Returns the sum of the former.
+DEVICE float store_group(u32 keys, u32 planes, u32 part, u32 n, const float (&x)[8], bool rows) {
   float sum = 0;
 #pragma unroll
   for (int odd = 0; odd < 2; odd++) {
-    TwoTerms first = two_terms(x[odd], x[2 + odd]), second = two_terms(x[4 + odd], x[6 + odd]);
-    u32 to = at + odd * 2 * TILE + element8(4 * part, n);
-    sts32(to, first.high | second.high << 16), sts32(to + TILE, first.low | second.low << 16);
-    sum += first.sum + second.sum;
+    u32 first = pack_half2(x[odd], x[2 + odd]), second = pack_half2(x[4 + odd], x[6 + odd]);
+    TwoTerms one = two_terms(first), two = two_terms(second);
+    u32 to = keys + odd * 2 * TILE + element8(4 * part, n);
+    sts32(to, low_halves(one.high, two.high)), sts32(to + TILE, low_halves(one.low, two.low));
+    sum += sum_of(one.both) + sum_of(two.both);
+    u32 plane = planes + odd * TILE + element(2 * part, n);
+    if (rows) sts32(plane, low_halves(first, second)), sts32(plane + 2 * TILE, high_halves(first, second));
   }
   return sum;
 }

@@ -21,8 +21,8 @@
 // their metadata. Compile-time constants: HEADS (16 or 32, columns of a tile), WARPGROUPS, STAGES, and
 // the page's offsets, which quant/layout.py decides.
 
-DEVICE void start_item(const Arguments& p, const Place& at, int b, int tile) {
-  store_query(p, at, b, tile);
+DEVICE void start_item(const Arguments& p, int b, int tile, bool windowed) {
+  store_query(p, b, tile, windowed);
   fence_async_proxy();
   meet_apart(ITEM_BARRIER, ITEM_THREADS);
 }
@@ -34,7 +34,7 @@ DEVICE void start_block() {
     for (u32 i = 0; i < WARPGROUPS * STAGES; i++) barrier_init(SHARED_BASE + AT_FULL + i * 8, 1);
 #pragma unroll 1
     for (u32 i = 0; i < WARPGROUPS * RING; i++) {
-      barrier_init(SHARED_BASE + AT_READY + i * 8, ARRIVALS);
+      barrier_init(SHARED_BASE + AT_READY + i * 8, PRODUCERS / WARPGROUPS * ARRIVALS);
       barrier_init(SHARED_BASE + AT_EMPTY + i * 8, 4 * ARRIVALS);
     }
     for (u32 i = 1; i <= WARPGROUPS; i++) init_meeting(i, 128);
@@ -97,7 +97,7 @@ DEVICE void attend(const Arguments& p, const Place& at, const Item& item, int ti
   if (windowed && at.group == WARPGROUPS - 1) find_first_rows(p, find_window(p, b), b);  // it has the fewest rows of the query
   u32 slot = (item.first + item.part) * p.tiles + tile;
   if (thread_index() == 0) sts128(SHARED_BASE + AT_OUTPUT, V4{(u32)b, (u32)tile, slot, item.parts == 1});
-  start_item(p, at, b, tile);
+  start_item(p, b, tile, windowed);
 
   int all = num_pages(p, b);
   int last = first_page(item, all, item.part + 1), page = first_page(item, all, item.part) + at.group;
@@ -155,10 +155,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   u32 turn = 0;
   if (at.group == WARPGROUPS) {
     fewer_registers<PRODUCER_REGISTERS>();
-    if (at.warp < WARPGROUPS)
+    if (at.warp < PRODUCERS)
       for (int k = block_index(); k < items; k += blocks) {
         if (k >= blocks) find_item(p, costs, k / p.tiles, chunk, item);
-        produce(p, &map, at.warp, item, turn);
+        produce(p, &map, at.warp % WARPGROUPS, at.warp / WARPGROUPS, item, turn);
         meet_apart(ITEM_BARRIER, ITEM_THREADS);  // `finish` uses the pages' memory
       }
   } else {

@@ -70,15 +70,16 @@ DEVICE void stg64(void* to, V2 v) { asm volatile("st.global.v2.b32 [%0], {%1,%2}
 // ---- arithmetic
 DEVICE u32 hfma2(u32 a, u32 b, u32 c) { u32 d; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 DEVICE u32 hmul2(u32 a, u32 b) { u32 d; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
+DEVICE u32 hadd2(u32 a, u32 b) { u32 d; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 hsub2(u32 a, u32 b) { u32 d; asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 hmax2(u32 a, u32 b) { u32 d; asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
 DEVICE u32 max_u16x2(u32 a, u32 b) { return __vmaxu2(a, b); }
 DEVICE u32 pack_half2(float low, float high) { u32 d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 DEVICE u32 pack_bf162(float low, float high) { u32 d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low)); return d; }
 // Two float8 numbers of 4 exponent and 3 mantissa bits in 16 bits, and as two of float16.
-DEVICE u32 pack_float8(float low, float high) {
+DEVICE u32 pack_float8(u32 halves) {  // of two float16 numbers
   u32 d;
-  asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %1, %2; cvt.u32.u16 %0, x;}" : "=r"(d) : "f"(high), "f"(low));
+  asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f16x2 x, %1; cvt.u32.u16 %0, x;}" : "=r"(d) : "r"(halves));
   return d;
 }
 DEVICE u32 float8_halves(u32 x) { u32 d; asm("{.reg .b16 l; cvt.u16.u32 l, %1; cvt.rn.f16x2.e4m3x2 %0, l;}" : "=r"(d) : "r"(x)); return d; }

@@ -20,8 +20,8 @@ DEVICE u32 shifted(u32 x, Shift by) { return hmul2(hmul2(x, by.first), by.second
 DEVICE void read_means(const Place& at, u32 prepared, float (&s)[H2]) {
 #pragma unroll
   for (int j = 0; j < HEADS / 8; j++) {
-    V2 m = lds64(prepared + at.means + j * 32);
-    s[4 * j] = s[4 * j + 2] = as_float(m.x), s[4 * j + 1] = s[4 * j + 3] = as_float(m.y);
+    V4 m = lds128(prepared + at.means + j * 64);
+    s[4 * j] = as_float(m.x), s[4 * j + 1] = as_float(m.y), s[4 * j + 2] = as_float(m.z), s[4 * j + 3] = as_float(m.w);
   }
 }
 
@@ -32,15 +32,16 @@ DEVICE u32 upper_nibbles(u32 x) { return x >> 4 & 0x0f0f0f0f; }
 // ---- the query
 
 struct TwoTerms {  // of two numbers: each the sum of two of float8
-  u32 high, low;
-  float sum;  // of all four
+  u32 high, low, both;  // `both`: the sums, in float16
 };
-// Exact for 8 bits of a number, so for bf16, down to 2^-9 of 2^8; below that to 2^-10.
-DEVICE TwoTerms two_terms(float x, float y) {
-  u32 high = pack_float8(x, y), first = float8_halves(high);
-  u32 low = pack_float8(x - half_low(first), y - half_high(first)), second = float8_halves(low);
-  return TwoTerms{high, low, half_low(first) + half_high(first) + (half_low(second) + half_high(second))};
+// Of float16 numbers. Exact for 8 bits of a number, so for bf16, down to 2^-9 of 2^8; below that to 2^-10.
+DEVICE TwoTerms two_terms(u32 x) {
+  u32 high = pack_float8(x), first = float8_halves(high), low = pack_float8(hsub2(x, first));
+  return TwoTerms{high, low, hadd2(first, float8_halves(low))};
 }
+DEVICE float sum_of(u32 halves) { return half_low(halves) + half_high(halves); }
+DEVICE u32 low_halves(u32 x, u32 y) { return permute(x, y, 0x5410); }
+DEVICE u32 high_halves(u32 x, u32 y) { return permute(x, y, 0x7632); }
 
 // ---- bf16 rows
 

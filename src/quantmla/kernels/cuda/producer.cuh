@@ -1,5 +1,5 @@
 // The warpgroup that attends to nothing: its warp g brings the pages of warpgroup g, and prepares their
-// metadata, so that no consumer waits for any of it.
+// metadata, so that no consumer waits for any of it. Of two warpgroups, warp 2 + g prepares a part of it.
 
 DEVICE void load_page(const Arguments& p, const TensorMap* map, u32 group, u32 slot, int number) {
   u32 to = page_address(group, slot), bar = full_barrier(group, slot);
@@ -58,43 +58,47 @@ DEVICE void prepare_means(u32 stage, u32 prepared, u32 lane) {
       mma_warp(d + 4, a, b.z, b.w);
     }
     if (lane < 4) {
-      sts64(prepared + MEANS + lane * 8 + j * 32, V2{as_bits(d[0]), as_bits(d[1])});
-      sts64(prepared + MEANS + lane * 8 + j * 32 + 32, V2{as_bits(d[4]), as_bits(d[5])});
+      sts128(prepared + MEANS + lane * 16 + j * 64, V4{as_bits(d[0]), as_bits(d[1]), as_bits(d[0]), as_bits(d[1])});
+      sts128(prepared + MEANS + lane * 16 + j * 64 + 64, V4{as_bits(d[4]), as_bits(d[5]), as_bits(d[4]), as_bits(d[5])});
     }
   }
 }
 
-DEVICE void prepare_page(u32 stage, u32 prepared, u32 lane) {
+// Means and the rope's groups by the second of two warps.
+DEVICE void prepare_page(u32 stage, u32 prepared, u32 lane, u32 second) {
+  const bool alone = PRODUCERS == WARPGROUPS;
+  if (alone || second) prepare_means(stage, prepared, lane);
+  if (!alone && second) return prepare_groups(stage, prepared, lane, 8, Shift{});
   int exponent = find_shift(stage, lane);
   Shift shift = {power_of_two(min(exponent, 15)), power_of_two(exponent - min(exponent, 15))};
-  prepare_means(stage, prepared, lane);
 #pragma unroll 1
-  for (u32 first = 0; first < 10; first += 4) prepare_groups(stage, prepared, lane, first, shift);
+  for (u32 first = 0; first < (alone ? 10 : 8); first += 4) prepare_groups(stage, prepared, lane, first, shift);
   if (lane == 0) sts32(prepared + SHIFT, exponent);
 }
 
 // All pages that warpgroup `group` reads of a part; `turn` counts them, over all parts.
-DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, const Item& item, u32& turn) {
+DEVICE void produce(const Arguments& p, const TensorMap* map, u32 group, u32 second, const Item& item, u32& turn) {
   int all = num_pages(p, item.sequence), last = first_page(item, all, item.part + 1);
   int page = first_page(item, all, item.part) + group;
   const int* table = p.block_table + item.sequence * p.block_table_stride;
   u32 lane = thread_index() % 32;
+  bool loads = lane == 0 && !second;
 #pragma unroll 1
   for (u32 i = 0; i < STAGES; i++)
-    if (lane == 0 && page + (int)i * WARPGROUPS < last) load_page(p, map, group, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
+    if (loads && page + (int)i * WARPGROUPS < last) load_page(p, map, group, (turn + i) % STAGES, table[page + i * WARPGROUPS]);
   meet_apart(ITEM_BARRIER, ITEM_THREADS);  // the query is there
   int loaded = page + STAGES * WARPGROUPS, number = loaded < last ? table[loaded] : 0;
 #pragma unroll 1
   for (u32 done = 0; page < last; page += WARPGROUPS, turn++, done++) {
     barrier_wait(empty_barrier(group, turn), turn / RING % 2 ^ 1);
     if (done >= RING && loaded < last) {  // page `turn` - RING has just been left
-      if (lane == 0) load_page(p, map, group, (turn - RING) % STAGES, number);
+      if (loads) load_page(p, map, group, (turn - RING) % STAGES, number);
       loaded += WARPGROUPS;
       number = loaded < last ? table[loaded] : 0;
     }
     u32 slot = turn % STAGES, stage = page_address(group, slot), prepared = prepared_address(group, turn);
     barrier_wait(full_barrier(group, slot), turn / STAGES % 2);
-    prepare_page(stage, prepared, lane);
+    prepare_page(stage, prepared, lane, second);
     sync_warp();
     warp_arrives(ready_barrier(group, turn), lane);
   }

@@ -28,7 +28,7 @@ DEVICE V2 to_floats(u32 x, int is_bf16) {
 }
 
 // Rows are aligned to 16 bytes.
-DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row) {
+DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row, bool windowed) {
   u32 lane = thread_index() % 16, query = SHARED_BASE + AT_QUERY;
   bool real = row < p.query_len * p.heads;
   QueryRow from = query_row(p, b, real ? row : 0);
@@ -64,8 +64,7 @@ DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row) {
       V2 two = to_floats(word[j], p.is_bf16);
       y[2 * j] = as_float(two.x) * factor, y[2 * j + 1] = as_float(two.y) * factor;
     }
-    store_planes(query + group * 4 * TILE, lane % 8, n, y);
-    float sum = store_keys_query(query + (KEY_TILE + group * 4) * TILE, lane % 8, n, y);
+    float sum = store_group(query + (KEY_TILE + group * 4) * TILE, query + group * 4 * TILE, lane % 8, n, y, windowed);
     for (int mask = 1; mask < 8; mask <<= 1) sum += shuffle_xor(sum, mask);
     if (lane % 8 == 0) sts16(sums + element(group, n), pack_half2(sum, 0));
   }
@@ -73,14 +72,15 @@ DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row) {
   V2 first = to_floats(rope.x, p.is_bf16), second = to_floats(rope.y, p.is_bf16);
   float even[2] = {as_float(first.x) * factor, as_float(second.x) * factor};
   float odd[2] = {as_float(first.y) * factor, as_float(second.y) * factor};
-  V2 as_is = {pack_half2(even[0], odd[0]), pack_half2(even[1], odd[1])};
+  u32 evens = pack_half2(even[0], even[1]), odds = pack_half2(odd[0], odd[1]);
+  V2 as_is = {low_halves(evens, odds), high_halves(evens, odds)};
   sts64(query + (MEAN_TILE + lane / 4) * TILE + element(4 * lane % 16, n), as_is);
   // word `lane`: planes 0 and 2 of a band's 8 words, then planes 1 and 3
   u32 to = query + (ROPE_TILE + lane / 8 * 2) * TILE + element8(lane % 8 * 2, n);
-  TwoTerms low = two_terms(even[0], even[1]), high = two_terms(odd[0], odd[1]);
+  TwoTerms low = two_terms(evens), high = two_terms(odds);
   sts16(to, low.high), sts16(to + TILE, low.low);
   sts16(to + element8(16, 0), high.high), sts16(to + TILE + element8(16, 0), high.low);
-  float sum = low.sum + high.sum;
+  float sum = sum_of(low.both) + sum_of(high.both);
   for (int mask = 1; mask < 8; mask <<= 1) sum += shuffle_xor(sum, mask);
   if (lane % 8 == 0) sts16(sums + element(8 + lane / 8, n), pack_half2(sum, 0));
   if (lane == 0) {
@@ -90,7 +90,8 @@ DEVICE void store_query_row(const Arguments& p, int b, u32 n, int row) {
   }
 }
 
-DEVICE void store_query(const Arguments& p, const Place&, int b, int tile) {
+// `windowed`: for bf16 rows too.
+DEVICE void store_query(const Arguments& p, int b, int tile, bool windowed) {
 #pragma unroll 1
-  for (u32 n = thread_index() / 16; n < HEADS; n += CONSUMERS / 16) store_query_row(p, b, n, tile * HEADS + n);
+  for (u32 n = thread_index() / 16; n < HEADS; n += CONSUMERS / 16) store_query_row(p, b, n, tile * HEADS + n, windowed);
 }

@@ -73,7 +73,7 @@ DEVICE void softmax(const Place& at, float unit, u32 buffer, const float (&s)[H2
   u32 most = probabilities(at, unit, s, e, p);
   store_probabilities(at, buffer, p);
   meanwhile();
-  if (uniform(any_named(1 + at.group, 128, most > MOST_HALF))) {
+  if (vote(any_named(1 + at.group, 128, most > MOST_HALF))) {
     raise_bounds(at, unit, s, o, l);
     probabilities(at, unit, s, e, p);
     store_probabilities(at, buffer, p);

@@ -12,6 +12,7 @@
 #define CONSUMER_REGISTERS 232
 #define PRODUCER_REGISTERS 40
 #endif
+#define PRODUCERS (WARPGROUPS == 2 ? 4 : WARPGROUPS)  // warps
 #define RING 2  // pages whose metadata is prepared, for each warpgroup
 #define P_BUFFERS (2 * WARPGROUPS)
 #define H2 (HEADS / 2)     // accumulators of a 64-row product, per thread
@@ -44,8 +45,8 @@
 #define VALUE_STEP 1
 #endif
 #define VALUE_GROUP_BYTES (4 * VALUE_PAIR_BYTES)
-#define MEANS (VALUE_SCALES + 8 * VALUE_GROUP_BYTES)  // float [HEADS]: query times the mean rope key
-#define SHIFT (MEANS + 128)  // int: scales of values, and of keys that are scaled, carry 2^shift
+#define MEANS (VALUE_SCALES + 8 * VALUE_GROUP_BYTES)  // float [HEADS / 2][2 rows][2]: query times the mean rope key
+#define SHIFT (MEANS + HEADS * 8)  // int: scales of values, and of keys that are scaled, carry 2^shift
 #define PREPARED (SHIFT + 16)
 
 #define AT_QUERY (WARPGROUPS * STAGES * PAGE_BYTES)
@@ -71,7 +72,7 @@
 // Named barriers beside 1 + group: of all consumers, and of those with the producers.
 #define CONSUMERS_BARRIER 8
 #define ITEM_BARRIER 9
-#define ITEM_THREADS (CONSUMERS + WARPGROUPS * 32)
+#define ITEM_THREADS (CONSUMERS + PRODUCERS * 32)
 
 #define INFINITE as_float(0x7f800000u)
 #define LOWEST -1e30f
@@ -99,7 +100,7 @@ DEVICE u32 element(u32 k, u32 n) { return (k / 8) * (HEADS * 16) + n * 16 + (k %
 DEVICE u32 element8(u32 k, u32 n) { return (k / 16) * (HEADS * 16) + n * 16 + k % 16; }
 DEVICE void find_place(Place& at) {
   u32 lane = thread_index() % 32, warp = uniform(thread_index() / 32);
-  at.lane = lane, at.row = lane / 4, at.pair = lane % 4, at.warp = warp % 4, at.group = warp / 4;
+  at.lane = lane, at.row = kept(lane / 4), at.pair = kept(lane % 4), at.warp = warp % 4, at.group = warp / 4;
   at.bound = SHARED_BASE + AT_BOUND + at.group * HEADS * 8;
   at.p_tile = SHARED_BASE + AT_P + at.group * 8 * TILE;
 
@@ -110,7 +111,7 @@ DEVICE void find_place(Place& at) {
   at.zero_matrix = kept(SCORE_ZEROS + (eighth + half * 8) * ZEROS_ROW + (2 * at.warp + lane / 8 % 2) * 16);
   at.score_scales = kept(SCORE_SCALES + (at.warp * 8 + at.row) * SCORE_ROW_BYTES);
   at.value_scales = kept(VALUE_SCALES + VALUE_GROUP(at.warp) * VALUE_GROUP_BYTES + at.pair * VALUE_PAIR_BYTES);
-  at.means = kept(MEANS + at.pair * 8);
+  at.means = kept(MEANS + at.pair * 16);
   at.p_store = kept(at.p_tile + (2 * at.warp + lane / 8 % 2) * (HEADS * 16) + half * 128 + eighth * 16);
 }
 

@@ -11,7 +11,6 @@ DEVICE void load_page(const Arguments& p, const TensorMap* map, u32 slot, int nu
   copy_bulk(to + AT_ROPE, p.pages + number * p.page_stride + AT_ROPE, PAGE_BYTES - AT_ROPE, bar);
 }
 
-DEVICE u32 hadd2(u32 a, u32 b) { return hfma2(a, 0x3c003c00, b); }
 DEVICE float power(int exponent) { return as_float((u32)(127 + exponent) << 23); }
 
 // The shift that brings a page's largest scale to [2^14, 2^15).

@@ -79,7 +79,8 @@ DEVICE void load_row_values(const Place& at, u32 k, u32 half, RowValues& to) {
 DEVICE void value_rows(const Place& at, u32 buffer, RowValues (&x)[2], float (&o)[2][4][H2]) {
   u32 probability = probabilities_at(at, buffer);
 #pragma unroll 1
-  for (u32 k = 0; k < 4; k++)
+  for (u32 k = 0; k < 4; k++) {
+    if (uniform(lds32(SHARED_BASE + AT_TOKENS + at.group * 256 + k * 64)) == 0x7fffffff) break;  // no more rows
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
       u32 v[4][4];
@@ -93,4 +94,5 @@ DEVICE void value_rows(const Place& at, u32 buffer, RowValues (&x)[2], float (&o
       add_values(o[half], v, probability, k);
       finish_values(o);
     }
+  }
 }
