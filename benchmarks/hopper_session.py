@@ -469,7 +469,8 @@ def session(folder: Path, out: Path, trials: list[Trial], seconds: float) -> Non
     if able and time.time() < start + seconds - 25:
         profile(folder, out, able[0].name, start + seconds - time.time())
     print(text)
-    print((folder / "worker.log").read_text()[-1500:])
+    if (folder / "worker.log").exists():  # else there was no time for any
+        print((folder / "worker.log").read_text()[-1500:])
     print(f"{time.time() - start:.0f} s")
 
 

@@ -72,7 +72,7 @@ LOADS_ONLY = (NO_SCORES, NO_SOFTMAX, NO_VALUES, NO_WINDOW)
 # the first pages again and again: right for one item a block
 COMPUTE_ONLY = (
     ("    barrier_wait(full_barrier", "    if (turn < STAGES) barrier_wait(full_barrier"),
-    ("      if (lane == 0) load_page(p, map, group, (turn - RING) % STAGES, number);\n", ""),
+    ("      if (loads) load_page(p, map, group, (turn - RING) % STAGES, number);\n", ""),
     NO_WINDOW,
 )
 CONSUMERS_ONLY = (
@@ -109,7 +109,7 @@ WHOLE_NIBBLES = (
 
 
 def window_pages(cost: int) -> tuple[str, str]:
-    usual = "#define WINDOW_PAGES (HEADS == 16 ? 12 : HEADS == 32 ? 14 : 10) "
+    usual = "#define WINDOW_PAGES (HEADS == 16 ? 12 : 10) "
     return usual, f"#define WINDOW_PAGES {cost} "
 
 

@@ -3,7 +3,7 @@
 // as a set, so a permuted batch gives the same parts, and the same bits.
 
 #define PAGE_SIZE 64
-#define WINDOW_PAGES (HEADS == 16 ? 12 : HEADS == 32 ? 10 : 10)  // what a sequence's bf16 rows cost
+#define WINDOW_PAGES (HEADS == 16 ? 12 : 10)  // what a sequence's bf16 rows cost
 #define LEAST_CHUNK 6
 #define ITEM_COST 8  // pages: start, merge and partial results of one part
 #define ROUNDS 8     // parts per thread block that are considered
