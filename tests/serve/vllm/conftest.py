@@ -17,14 +17,28 @@ def attend(q, k, v, scale: float, causal: bool):
     return torch.einsum("hqk,khd->qhd", weights, v), lse
 
 
-def merge(output, prefix_output, prefix_lse, suffix_output, suffix_lse, output_lse=None, **_):
-    """vLLM's merge_attn_states; queries without any key in the prefix have lse -inf there."""
+def merge(  # noqa: PLR0913
+    output,
+    prefix_output,
+    prefix_lse,
+    suffix_output,
+    suffix_lse,
+    output_lse=None,
+    prefill_tokens_with_context=None,
+):
+    """vLLM's merge_attn_states; queries without any key in the prefix have lse -inf there.
+
+    From `prefill_tokens_with_context` on it takes the suffix, whatever the prefix has.
+    """
     lse = torch.logaddexp(prefix_lse, suffix_lse)
     weights = ((x - lse).exp().nan_to_num() for x in (prefix_lse, suffix_lse))
     for_prefix, for_suffix = (w.T[..., None] for w in weights)
     output.copy_(prefix_output * for_prefix + suffix_output * for_suffix)
     if output_lse is not None:
         output_lse.copy_(lse)
+    if prefill_tokens_with_context is not None:
+        assert output_lse is None
+        output[prefill_tokens_with_context:] = suffix_output[prefill_tokens_with_context:]
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,19 @@ def test_prompts_in_chunks_and_mixed_batches(engine, fmt):
     assert e.prefilled > 800
 
 
+@pytest.mark.parametrize("runner", [1, 2])
+def test_a_prompt_that_begins_before_one_that_goes_on(engine, runner):
+    """Runner 2 orders a step's prompts by their tokens; vLLM's merge wants those with context first.
+
+    In the second step "b" goes on with 256 tokens after 128, and 255 of "c" are its first.
+    """
+    e = engine(chunk=512, runner=runner)
+    for i, name in enumerate("abc"):
+        e.pool.add(name, prompt(384, i), 2)
+    e.run()
+    assert e.worst < 1e-5
+
+
 @pytest.mark.parametrize("workspace", [128, 320])
 def test_r36_context_larger_than_the_workspace_is_read_in_parts(engine, workspace):
     """Contexts of different lengths, so that some end before the last part."""

@@ -142,6 +142,9 @@ class PackedBuilder(MLACommonMetadataBuilder):
         metadata.context_lengths = metadata.lengths[first:] - query_lengths
         context, prefill = metadata.prefill.chunked_context, metadata.prefill
         queries = self.rows[: metadata.num_actual_tokens - metadata.num_decode_tokens]
+        # vLLM takes only so many rows' context, from the first one on; but the V2 runner orders
+        # prompts by their tokens, and one that begins may come first. Its rows have empty_T below.
+        context.prefill_tokens_with_context = None
         for i, count in enumerate(context.seq_tot):
             bounds, sequence = context.cu_seq_lens[i], context.token_to_seq[i][:count]
             tokens = context_tokens(sequence, context.starts[i], bounds[:-1], self.rows[:count])
