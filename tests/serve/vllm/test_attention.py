@@ -26,7 +26,7 @@ def test_prompts_in_chunks_and_mixed_batches(engine, fmt):
 
 @pytest.mark.parametrize("runner", [1, 2])
 def test_a_prompt_that_begins_before_one_that_goes_on(engine, runner):
-    """Runner 2 orders a step's prompts by their tokens; vLLM's merge wants those with context first.
+    """Runner 2 orders prompts by their tokens; vLLM's merge wants those with context first.
 
     In the second step "b" goes on with 256 tokens after 128, and 255 of "c" are its first.
     """
