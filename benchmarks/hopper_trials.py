@@ -38,7 +38,7 @@ NO_SOFTMAX = (
     "    for (int i = 0; i < H2; i++) l[0] += s[i];\n",
 )
 NO_PREPARING = (
-    "  for (u32 first = 0; first < 10; first += 4) "
+    "  for (u32 first = 0; first < (alone ? 10 : 8); first += 4) "
     "prepare_groups(stage, prepared, lane, first, shift);\n",
     "",
 )
