@@ -27,7 +27,6 @@ from vllm.utils.hashing import sha256
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -92,7 +91,7 @@ def vllm_config(model: ModelConfig, *, chunk=256, max_len=4096, drafts=0, cachin
         cache_config=CacheConfig(enable_prefix_caching=caching),
         device_config=DeviceConfig(device="cpu"),
         speculative_config=SpeculativeConfig(
-            method="ngram",
+            method="ngram_gpu" if more.get("async_scheduling") else "ngram",
             num_speculative_tokens=drafts,
             prompt_lookup_max=2,
             prompt_lookup_min=1,
@@ -117,7 +116,7 @@ class Pool:
         self.kv = kv_cache_utils.generate_scheduler_kv_cache_config(found)
         config.cache_config.num_gpu_blocks = num_pages
         block, hashed = kv_cache_utils.resolve_kv_cache_block_sizes(self.kv, config)
-        self.scheduler = Scheduler(
+        self.scheduler = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=self.kv,
             structured_output_manager=StructuredOutputManager(config),
@@ -201,8 +200,18 @@ def make_layer(config: VllmConfig):
 class Batch:
     """What vLLM's first runner orders: names, tokens computed before, tokens of the prompt."""
 
-    def __init__(self, names: list[str], done: dict[str, int], requests: dict) -> None:
-        self.req_ids = list(names)
+    def __init__(self, before: list[str], done: dict[str, int], requests: dict) -> None:
+        """In their places of the step `before`; new ones and then the last ones fill the gaps."""
+        places: list = [n if n in done else None for n in before]
+        for name in (n for n in done if n not in before):
+            if None in places:
+                places[places.index(None)] = name
+            else:
+                places.append(name)
+        while None in places:
+            if (last := places.pop()) is not None:
+                places[places.index(None)] = last
+        self.req_ids = names = places
         self.num_computed_tokens_cpu = np.array([done[n] for n in names])
         self.num_prompt_tokens = np.array([requests[n].num_prompt_tokens for n in names])
 
@@ -219,6 +228,7 @@ class Sequence:
     tables: list[list[int]]
     window_start: int = 0
     drafts: list[int] = field(default_factory=list)
+    known: list[int] = field(default_factory=list)  # prompt and answer; the scheduler lags behind
 
 
 class Engine:
@@ -263,6 +273,19 @@ class Engine:
         self.taken = 0  # drafts that were right
         self.steps = []  # of each: metadata, and tokens by sequence in the runner's order
         self.draft = None  # gives a request's drafts
+        self.lag = config.max_concurrent_batches - 1  # with async scheduling, of what is sampled
+        self.flight: list = []  # steps whose results the scheduler has not seen
+        self.order: list[str] = []  # of the first runner's batch
+        self.random = torch.Generator().manual_seed(5)
+        self.graphs: dict[int, list] = {}  # metadata that a graph of so many sequences has read
+        pages, most = num_pages, config.scheduler_config.max_num_batched_tokens
+        ints = lambda *shape: torch.zeros(*shape, dtype=torch.int32)  # noqa: E731
+        self.starts, self.lengths = ints(most + 1), ints(most)
+        self.tables, self.slots = [], torch.full((2, most + 8), -1)
+        for group in groups:  # beyond a row's end: whatever it or another row had there before
+            shape = most, -(-config.model_config.max_model_len // group.block_size)
+            table = torch.randint(pages, shape, generator=self.random, dtype=torch.int32)
+            self.tables.append(table)
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
         """What is cached of a sequence, bf16 [T, R + E]."""
@@ -276,24 +299,36 @@ class Engine:
 
     def step(self) -> None:
         output = self.pool.scheduler.schedule()
-        self._update(output)
         counts = output.num_scheduled_tokens
-        assert counts, "nothing could be scheduled"
-        done = {name: self._computed[name] for name in counts}
-        names = self._ordered(output, done)
-        for name in names:
-            sequence = self.sequences[name]
-            request = self.pool.scheduler.requests[name]
-            sequence.tokens = list(request.all_token_ids)
-            sequence.drafts = output.scheduled_spec_decode_tokens.get(name, [])
-            sequence.tokens += sequence.drafts
-        out = self._attend(names, counts, done)
-        self._check_pages(names, counts, done)
-        self.pool.finish(output, self._sample(names, counts, done, out))
-        if self.draft is not None:
+        assert counts or self.flight, "nothing could be scheduled"
+        if counts:
+            self._update(output)
+            done = {name: self._computed[name] for name in counts}
+            names = self._ordered(output, done)
+            for name in names:
+                sequence = self.sequences[name]
+                # a GPU knows which drafts were wrong before the scheduler does
+                done[name] = min(done[name], len(sequence.known) - 1)
+                planned = output.scheduled_spec_decode_tokens.get(name, [])
+                if self.lag and planned:  # placeholders
+                    planned = [*self._proposed(name), *planned][: len(planned)]
+                sequence.drafts = planned  # -1 where vLLM pads a request's first step
+                sequence.tokens = sequence.known + planned
+            out = self._attend(names, counts, done)
+            self._check_pages(names, counts, done)
+            sampled = self._sample(names, counts, done, out)
+            for name in names:
+                self.sequences[name].known += sampled[name]
+            self.flight.append((output, sampled))
+        if len(self.flight) > (self.lag if counts else 0):
+            self.pool.finish(*self.flight.pop(0))
+        if self.draft is not None and not self.lag:
             running = [r.request_id for r in self.pool.scheduler.running]
-            proposed = [self.draft(self.pool.scheduler.requests[name]) for name in running]
+            proposed = [self._proposed(name) for name in running]
             self.pool.scheduler.update_draft_token_ids(DraftTokenIds(running, proposed))
+
+    def _proposed(self, name: str) -> list[int]:
+        return self.draft(self.pool.scheduler.requests[name])
 
     def _ordered(self, output, done: dict[str, int]) -> list[str]:
         """By vLLM's own functions: decodes first, then short chunks, then longer ones."""
@@ -301,9 +336,10 @@ class Engine:
         if self.runner == 2:
             drafts = speculation.num_speculative_tokens if speculation else 0
             return sort_batch_req_ids(output.num_scheduled_tokens, 1 + drafts)
-        batch = Batch(list(done), done, self.pool.scheduler.requests)
+        batch = Batch(self.order, done, self.pool.scheduler.requests)
         threshold = self.builders[0].reorder_batch_threshold
         reorder_batch_to_split_decodes_and_prefills(batch, output, threshold)
+        self.order = batch.req_ids
         return batch.req_ids
 
     def _update(self, output) -> None:
@@ -325,46 +361,75 @@ class Engine:
 
     def _admit(self, name: str, hit: int) -> None:
         sequence = self.sequences[name]
+        sequence.known = list(self.pool.scheduler.requests[name].all_token_ids)
         self._computed[name] = self.hits[name] = hit
         last = hit // self.layout.window_page_size - 1
         lost = hit > 0 and sequence.tables[1][last] == 0
         sequence.window_start = hit if lost else 0
 
+    def _is_graph(self, names, counts) -> bool:
+        return {counts[n] for n in names} == {self.builders[0].decode_length}
+
+    def _padded(self, names, counts) -> tuple[int, int, int]:
+        """Sequences, rows, and how many of these the metadata counts.
+
+        A step of decodes is a whole CUDA graph, of sizes that were captured; in others only what
+        lies around attention is.
+        """
+        total = sum(counts[n] for n in names)
+        if self._is_graph(names, counts):
+            batch = 1 << (len(names) - 1).bit_length()
+            return batch, batch * counts[names[0]], batch * counts[names[0]]
+        return len(names), -(-total // 8) * 8, total
+
     def _common(self, names, counts, done, group: int) -> CommonAttentionMetadata:
         size = self.builders[group].kv_cache_spec.block_size
-        starts = torch.tensor([0, *(counts[n] for n in names)], dtype=torch.int32)
-        lengths = torch.tensor([done[n] + counts[n] for n in names], dtype=torch.int32)
-        width = -(-self.pool.config.model_config.max_model_len // size)
-        table = torch.full((len(names), width), 7, dtype=torch.int32)  # stale beyond the end
-        slots = []
+        batch, rows, counted = self._padded(names, counts)
+        padding = [0] * (batch - len(names))
+        ends = np.cumsum([0, *(counts[n] for n in names), *padding])
+        starts, lengths = self.starts[: batch + 1], self.lengths[:batch]
+        starts.copy_(torch.from_numpy(ends))
+        lengths.copy_(torch.tensor([done[n] + counts[n] for n in names] + padding))
+        # what the CPU knows holds drafts of the step before that were wrong
+        most = torch.tensor([self._computed[n] + counts[n] for n in names] + padding)
+        table, slots = self.tables[group][:batch], self.slots[group][:rows]
+        table[len(names) :] = 0
+        slots.fill_(-1)
+        at = 0
         for i, name in enumerate(names):
             ids = self.sequences[name].tables[group]
             table[i, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-            slots += [ids[t // size] * size + t % size for t in range(done[name], int(lengths[i]))]
-        starts = starts.cumsum(0, dtype=torch.int32)
+            for t in range(done[name], int(lengths[i])):
+                slots[at] = ids[t // size] * size + t % size
+                at += 1
         return CommonAttentionMetadata(
             query_start_loc=starts,
-            query_start_loc_cpu=starts,
+            query_start_loc_cpu=starts.clone(),
             seq_lens=lengths,
-            seq_lens_cpu_upper_bound=lengths,
-            num_reqs=len(names),
-            num_actual_tokens=int(starts[-1]),
+            seq_lens_cpu_upper_bound=most.int(),
+            num_reqs=batch,
+            num_actual_tokens=counted,
             max_query_len=max(counts[n] for n in names),
-            max_seq_len=int(lengths.max()),
+            max_seq_len=int(most.max()),
             block_table_tensor=table,
-            slot_mapping=torch.tensor(slots),
-            is_prefilling=torch.zeros(len(names), dtype=torch.bool),
+            slot_mapping=slots,
+            is_prefilling=torch.zeros(batch, dtype=torch.bool),
         )
 
     def _attend(self, names, counts, done) -> torch.Tensor:
         common = [self._common(names, counts, done, group) for group in (0, 1)]
         metadata = [b.build(0, c) for b, c in zip(self.builders, common, strict=True)]
         self.steps.append((metadata, [counts[n] for n in names]))
+        if self._is_graph(names, counts):  # reads where the first one of its size did
+            metadata = self.graphs.setdefault(common[0].num_reqs, metadata)
         rows = torch.cat(
             [self.rows(self.sequences[n].tokens)[done[n] : done[n] + counts[n]] for n in names]
         )
         ids = [t for n in names for t in self.sequences[n].tokens[done[n] : done[n] + counts[n]]]
         query = self.query[torch.tensor(ids)].view(-1, HEADS, NOPE + ROPE)
+        more = len(common[0].slot_mapping) - len(rows)
+        rows = nn.functional.pad(rows, (0, 0, 0, more), value=torch.nan)
+        query = nn.functional.pad(query, (0, 0, 0, 0, 0, more), value=torch.nan)
         latent, k_rope = rows.split((RANK, ROPE), dim=1)
         out = torch.empty(len(rows), HEADS * VALUE)
         layers = dict(zip((NAME, self.window.prefix), metadata, strict=True))
@@ -448,11 +513,11 @@ class Engine:
         """Greedy; of drafts, those that are what would have been sampled, and one token more."""
         sampled, at = {}, 0
         for name in names:
-            count, request = counts[name], self.pool.scheduler.requests[name]
-            drafts, end = self.sequences[name].drafts, done[name] + counts[name]
+            count, sequence = counts[name], self.sequences[name]
+            drafts, end = sequence.drafts, done[name] + count
             best = (out[at : at + count] @ self.head).argmax(dim=1).tolist()
             at += count
-            if end - len(drafts) < request.num_tokens:
+            if end - len(drafts) < len(sequence.known):
                 sampled[name] = []  # not the whole prompt yet
                 continue
             taken = best[count - len(drafts) - 1 :]

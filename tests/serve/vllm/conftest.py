@@ -58,24 +58,28 @@ def cpu_vllm():
         def get_name():
             return "TORCH"
 
-        def _run(self, q, k, v, ends_k, causal):
+        def _run(self, q, k, v, ends_k, most_k, causal):
             ends_q = self._prefill_metadata.query_start_loc.tolist()
             out = torch.full((q.shape[0], q.shape[1], v.shape[-1]), torch.nan)
             lse = torch.zeros(q.shape[1], q.shape[0])  # of queries without keys: anything
             bounds = zip(ends_q, ends_q[1:], ends_k, ends_k[1:], strict=False)
             for a, b, c, d in bounds:
+                assert b - a <= self._prefill_metadata.max_query_len
+                assert d - c <= most_k  # a kernel's grid is of these
                 if d > c:
                     out[a:b], lse[:, a:b] = attend(q[a:b], k[c:d], v[c:d], self.scale, causal)
             return out, lse
 
         def run_prefill_new_tokens(self, q, k, v, return_softmax_lse, out=None, output_scale=None):
             ends = self._prefill_metadata.query_start_loc.tolist()
-            result = self._run(q, k, v, ends, causal=True)
+            most = self._prefill_metadata.max_query_len
+            result = self._run(q, k, v, ends, most, causal=True)
             return result if return_softmax_lse else result[0]
 
         def run_prefill_context_chunk(self, chunk_idx, q, k, v):
-            ends = self._prefill_metadata.chunked_context.cu_seq_lens[chunk_idx].tolist()
-            return self._run(q, k, v, ends, causal=False)
+            context = self._prefill_metadata.chunked_context
+            ends, most = context.cu_seq_lens[chunk_idx].tolist(), context.max_seq_lens[chunk_idx]
+            return self._run(q, k, v, ends, most, causal=False)
 
     patch.setattr(
         MLAPrefillBackendEnum.FLASH_ATTN, "get_class", lambda: TorchPrefill, raising=False

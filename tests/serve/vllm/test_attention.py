@@ -147,6 +147,21 @@ def test_drafts_are_verified_in_one_step(engine, drafts):
     assert e.prefilled == sum(r.num_prompt_tokens for r in got), "a decode was read as a prompt"
 
 
+@pytest.mark.parametrize("runner", [1, 2])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_steps_are_scheduled_before_what_the_last_one_gave_is_known(engine, runner, drafts):
+    """vLLM's default; of drafts, the scheduler takes all for right until it hears otherwise."""
+    changes = {"pages": 46, "chunk": 128, "max_len": 512, "caching": runner == 1}
+    e = engine(runner=runner, drafts=drafts, async_scheduling=True, **changes)
+    generator = torch.Generator().manual_seed(8)
+    e.draft = lambda request: prompt(drafts, int(torch.randint(99, (), generator=generator)))
+    lengths = [(370, 100), (350, 90), (64, 50), (3, 20)]
+    requests = [e.pool.add(f"{i}", prompt(n, i), new) for i, (n, new) in enumerate(lengths)]
+    e.run()
+    assert sum(r.num_preemptions for r in requests) > 0
+    assert [r.num_output_tokens for r in requests] == [new for _, new in lengths]
+
+
 def test_a_long_answer_moves_through_the_pool(engine):
     """Window pages are freed behind it, sinks stay, evicted pages are used again."""
     e = engine(pages=46, chunk=128, max_len=1024)

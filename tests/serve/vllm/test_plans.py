@@ -130,7 +130,10 @@ def test_plans_of_another_step_are_not_used(engine, monkeypatch):
 
 
 def test_plans_of_another_step_would_be_noticed(engine, monkeypatch):
-    e = decoding(engine)
+    """Not in decodes: what they read lies where it did, or no CUDA graph could be of them."""
+    e = engine(chunk=256)
+    e.builders[0].chunked_prefill_workspace_size = 256
+    e.pool.add("a", prompt(800), 2)
     carry_over(e, monkeypatch)
     plain = StepPlans.find
     monkeypatch.setattr(

@@ -134,6 +134,23 @@ def test_another_block_size_is_refused(start):
         served_layout(config)
 
 
+def test_more_drafts_than_the_recent_window_are_refused(start):
+    from quantmla.serve.vllm.support import served_layout
+
+    config = start(
+        quantmla_config={
+            "version": 1,
+            "format": parse_format("c4r4", recent_window=3).to_json(),
+            "ignored_layers": [],
+        }
+    )
+    config.speculative_config = Drafter(method="ngram", num_speculative_tokens=3)
+    assert served_layout(config).recent_window == 3
+    config.speculative_config.num_speculative_tokens = 4
+    with pytest.raises(UsageError, match="num_speculative_tokens 4 is more than the 3 tokens"):
+        served_layout(config)
+
+
 def test_a_checkpoint_that_is_not_fused_is_refused(start):
     from quantmla.serve.vllm.support import served_layout
 

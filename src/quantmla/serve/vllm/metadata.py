@@ -23,7 +23,7 @@ from quantmla.serve.vllm.engine import (
     init_logger,
 )
 from quantmla.serve.vllm.plans import StepPlans
-from quantmla.serve.vllm.pool import short_chunk
+from quantmla.serve.vllm.pool import MAX_DRAFTS, short_chunk
 from quantmla.serve.vllm.step import (
     Calls,
     ContextChunk,
@@ -171,7 +171,8 @@ class WindowBuilder(AttentionMetadataBuilder):
         self.layout = vllm_config.compilation_config.static_forward_context[layer_names[0]].layout
         most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
         self.starts = torch.zeros(most, dtype=torch.int32, device=device)
-        self.short_chunk = short_chunk(self.layout.recent_window)
+        # a new table would not be what a captured step of drafts reads, however small the window
+        self.all_kept = max(short_chunk(self.layout.recent_window), 1 + MAX_DRAFTS)
         self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
 
     def build(
@@ -186,6 +187,6 @@ class WindowBuilder(AttentionMetadataBuilder):
             bounds = common.query_start_loc[: count + 1]
             lengths, starts = common.seq_lens[:count], self.starts[:count]
             write_window_starts(lengths, bounds, table, self.layout, starts)
-        if common.max_query_len > self.short_chunk:  # some of a longer one's tokens have no page
+        if common.max_query_len > self.all_kept:  # some of a longer one's tokens have no page
             table = kept_only(table)
         return WindowMetadata(table, table[:, 0], self.starts[:count])

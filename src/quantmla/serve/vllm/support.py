@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quantmla.errors import UnsupportedModel, UsageError, require
+from quantmla.quant.format import CacheFormat
 from quantmla.quant.mixed import describe, uniform_format
 from quantmla.serve.settings import CONFIG_KEY, SERVED_FAMILIES, cache_settings
 from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
@@ -140,6 +141,18 @@ def why_not(config: VllmConfig) -> str | None:
     return None
 
 
+def _require_window_of_drafts(fmt: CacheFormat, config: VllmConfig) -> None:
+    """Drafts and the token before them are one query: kernels.problem."""
+    spec = config.speculative_config
+    drafts = 0 if spec is None else spec.num_speculative_tokens or 0
+    require(
+        fmt.recent_window is None or drafts <= fmt.recent_window,
+        f"--speculative-config num_speculative_tokens {drafts} is more than the "
+        f"{fmt.recent_window} tokens of {fmt.name}'s recent window",
+        UsageError,
+    )
+
+
 def served_layout(config: VllmConfig) -> PoolLayout:
     """The pool layout of the checkpoint that is being started; refuses what cannot be served."""
     model = config.model_config
@@ -166,6 +179,7 @@ def served_layout(config: VllmConfig) -> PoolLayout:
         UnsupportedModel,
     )
     assert fmt is not None
+    _require_window_of_drafts(fmt, config)
     text, block_size = model.hf_text_config, config.cache_config.block_size
     layout = pool_layout(fmt, text.kv_lora_rank, text.qk_rope_head_dim)
     require(
