@@ -8,8 +8,8 @@ A backend is a module with four functions:
     plan_gather(tokens, view, out_TC) -> Callable[[out_TC, pages, window_pages], None]
 
 The last three see checked inputs and launch nothing. What they return is called any number of
-times, with inputs like theirs; it may keep the view, but no rows or queries (CacheView.with_pools
-is for one that prepares nothing).
+times, with inputs like theirs; it may keep the view, but no rows or queries. plan.unprepared makes
+all three for a backend that prepares nothing.
 
 No call waits for the device, so all of them can be captured in a CUDA graph and replayed with other
 lengths, tables and tokens (the reference is the exception: it is there to be read).

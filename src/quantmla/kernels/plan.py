@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quantmla.cache.view import CacheView
 from quantmla.errors import UsageError, require
-from quantmla.kernels.problem import ROW_ALIGNMENT, DecodeQuery, Rows, is_aligned
+from quantmla.kernels.problem import ROW_ALIGNMENT, DecodeQuery, Rows, Tokens, is_aligned
 from quantmla.mla.partial import Partial
 from quantmla.quant.layout import ALIGNMENT
 
@@ -138,3 +139,27 @@ class GatherPlan:
         """UsageError where something is not as planned; then nothing is written."""
         require_fit(self.likes, (out_TC, pages_JY, window_pages_JMC))
         self.launch(out_TC, pages_JY, window_pages_JMC)
+
+
+PlanDecode = Callable[
+    [DecodeQuery, CacheView, int | None], Callable[[DecodeQuery, Tensor, Tensor], Partial]
+]
+PlanAppend = Callable[[Rows, Tokens, CacheView], Callable[[Rows, Tensor, Tensor], None]]
+PlanGather = Callable[[Tokens, CacheView, Tensor], Callable[[Tensor, Tensor, Tensor], None]]
+
+
+def unprepared(
+    decode: Callable[[DecodeQuery, CacheView, int | None], Partial],
+    append: Callable[[Rows, Tokens, CacheView], None],
+    gather: Callable[[Tokens, CacheView, Tensor], None],
+) -> tuple[PlanDecode, PlanAppend, PlanGather]:
+    """`plan_decode`, `plan_append` and `plan_gather` of a backend that prepares nothing."""
+    return (
+        lambda _, view, num_splits: (
+            lambda query, *pools: decode(query, view.with_pools(*pools), num_splits)
+        ),
+        lambda _, tokens, view: lambda rows, *pools: append(rows, tokens, view.with_pools(*pools)),
+        lambda tokens, view, _: (
+            lambda out_TC, *pools: gather(tokens, view.with_pools(*pools), out_TC)
+        ),
+    )

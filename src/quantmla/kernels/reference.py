@@ -4,12 +4,11 @@ Letters as in cache/view.py. On any device, for every format that has bytes. A q
 computed in float64: that is the oracle. It waits for the device and holds all of a sequence's rows.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from quantmla.cache.view import CacheView
+from quantmla.kernels.plan import unprepared
 from quantmla.kernels.problem import DecodeQuery, Problem, Rows, Tokens
 from quantmla.mla.attention import causal_mask
 from quantmla.mla.partial import Partial, attend
@@ -110,22 +109,4 @@ def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
     out_TC[real] = read_rows(Tokens(*(x[real] for x in tokens)), view).to(torch.bfloat16)
 
 
-def plan_decode(
-    query: DecodeQuery, view: CacheView, num_splits: int | None
-) -> Callable[[DecodeQuery, Tensor, Tensor], Partial]:
-    del query
-    return lambda query, *pools: decode(query, view.with_pools(*pools), num_splits)
-
-
-def plan_append(
-    rows: Rows, tokens: Tokens, view: CacheView
-) -> Callable[[Rows, Tensor, Tensor], None]:
-    del rows
-    return lambda rows, *pools: append(rows, tokens, view.with_pools(*pools))
-
-
-def plan_gather(
-    tokens: Tokens, view: CacheView, out_TC: Tensor
-) -> Callable[[Tensor, Tensor, Tensor], None]:
-    del out_TC
-    return lambda out_TC, *pools: gather(tokens, view.with_pools(*pools), out_TC)
+plan_decode, plan_append, plan_gather = unprepared(decode, append, gather)

@@ -1,6 +1,5 @@
 """The Triton backend: what it can do, and how its kernels are launched."""
 
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from quantmla.cache.view import CacheView
+from quantmla.kernels.plan import unprepared
 from quantmla.kernels.problem import DecodeQuery, Problem, Rows, Tokens
 from quantmla.kernels.triton.schedule import Device, schedule
 from quantmla.mla.partial import Partial
@@ -87,22 +87,4 @@ def gather(tokens: Tokens, view: CacheView, out_TC: Tensor) -> None:
         gather_launch(tokens, view, out_TC).run()
 
 
-def plan_decode(
-    query: DecodeQuery, view: CacheView, num_splits: int | None
-) -> Callable[[DecodeQuery, Tensor, Tensor], Partial]:
-    del query
-    return lambda query, *pools: decode(query, view.with_pools(*pools), num_splits)
-
-
-def plan_append(
-    rows: Rows, tokens: Tokens, view: CacheView
-) -> Callable[[Rows, Tensor, Tensor], None]:
-    del rows
-    return lambda rows, *pools: append(rows, tokens, view.with_pools(*pools))
-
-
-def plan_gather(
-    tokens: Tokens, view: CacheView, out_TC: Tensor
-) -> Callable[[Tensor, Tensor, Tensor], None]:
-    del out_TC
-    return lambda out_TC, *pools: gather(tokens, view.with_pools(*pools), out_TC)
+plan_decode, plan_append, plan_gather = unprepared(decode, append, gather)
