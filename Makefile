@@ -44,10 +44,10 @@ gpu-test:
 		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py")
 
-serve-test:  ## answers of vLLM on a Hopper GPU: about 5 minutes
+serve-test:  ## vLLM's answers, from Python and over HTTP, on Hopper GPUs: about 8 minutes
 	@$(PYTHON) -c "import vllm" 2>/dev/null \
 		|| { echo "serve-test: $(PYTHON) has no vllm; set PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -m pytest -m gpu tests/serve/vllm
+	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests/serve/vllm --include="test_*.py")
 
 # venv without pip where Debian's python3-venv is not installed: then pip installs itself into it.
 # torch comes first and alone, at its exact version, so that the extras cannot pull another build.

@@ -10,8 +10,9 @@ many pieces as there is time for. An engine is a group of jobs (serve_jobs.py) a
 cache; a job's pool is made by taking the other blocks out of the engine's pool.
 
 All engines of a run start side by side, then take turns: one job at a time on a GPU. Groups are
-dealt over --gpus GPUs, so that all variants of a job run on the same one. Three variants of one
-group fit a GPU of 141 GB, or two variants of both.
+dealt over --gpus GPUs, so that all variants of a job run on the same one, and a GPU's engines keep
+to their part of the host's CPUs. Three variants of one group fit a GPU of 141 GB, or two variants
+of both.
 """
 
 import argparse
@@ -71,9 +72,15 @@ class Results:
             print(row, flush=True)
 
 
+def share(cpus: Sequence[int], part: int, parts: int) -> Sequence[int]:
+    """Neighbouring CPUs, which are likely of one socket."""
+    return cpus[part * len(cpus) // parts : (part + 1) * len(cpus) // parts] or cpus
+
+
 def start(engine: Engine, gpu: int, options: argparse.Namespace, caches: Path) -> Worker:
     """Engines have caches of compiled code of their own: they write them at the same time."""
     flags = ["--shrink", str(options.shrink)] + ["--rehearse"] * options.rehearse
+    flags += ["--cpus", *map(str, share(sorted(os.sched_getaffinity(0)), gpu, options.gpus))]
     own = {"VLLM_CACHE_ROOT": str(caches / f"{engine.group.name}-{engine.variant}")}
     if options.gpus > 1:
         own["CUDA_VISIBLE_DEVICES"] = str(gpu)

@@ -1,12 +1,14 @@
 """Are vLLM's answers those of transformers with the same packed cache?
 
+    python benchmarks/serve_answers.py all WORK [--engines c4r4-v1 ...] [--output RESULTS]
     python benchmarks/serve_answers.py collect CHECKPOINT FILE [--drafts 3] [--tensor-parallel 2]
     python benchmarks/serve_answers.py compare CHECKPOINT FILE [--output RESULTS]
 
 `collect` needs a GPU and vllm: it serves chats, shared prefixes, chunks of several sizes, ragged
 batches and preempted requests, and writes what came out together with the steps in which every
 request was computed. `compare` needs neither: it computes the same tokens in the same steps with
-transformers and QuantMLACache, in float32 and in bfloat16.
+transformers and QuantMLACache, in float32 and in bfloat16. `all` does both for nano in several
+formats and engines (`answers_engines.py`), side by side: three to five minutes on one or two GPUs.
 
 Tolerance: the two precisions of transformers differ by rounding alone, so they say how much the
 rounding of a bfloat16 engine can do. vLLM's log-probabilities must be as near to the float32
@@ -23,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from answers_engines import ENGINES, run_engines
 from answers_reference import compare
 
 from quantmla.capture.tokens import load_tokenizer, read_text
@@ -54,9 +57,30 @@ def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]
     draft.replace(path)
 
 
+def run_all(options: argparse.Namespace) -> bool:
+    """Whether every engine's answers are right; WORK/ENGINE has its answers, lines and log."""
+    right = True
+    for name, lines in run_engines(options.work, options.engines):
+        path = options.work / name
+        if lines is None:
+            print(f"{name}: no answers, see {path / 'log.txt'}", flush=True)
+            right = False
+            continue
+        faults = {line["case"]: line["fault"] for line in lines if line["fault"]}
+        right = right and not faults
+        print(f"{name}: {len(lines)} cases, faults: {faults or 'none'}", flush=True)
+        if options.output is not None:
+            keep(options.output, json.loads((path / "answers.json").read_text()), lines)
+    return right
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
+    sub = commands.add_parser("all")
+    sub.add_argument("work", type=Path, help="folder for what engines leave")
+    sub.add_argument("--engines", nargs="+", choices=list(ENGINES), metavar="ENGINE")
+    sub.add_argument("--output", type=Path, help="result file that gains the lines")
     for name in ("collect", "compare"):
         sub = commands.add_parser(name)
         sub.add_argument("checkpoint")
@@ -67,6 +91,8 @@ def main() -> None:
         else:
             sub.add_argument("--output", type=Path, help="result file that gains the lines")
     options = parser.parse_args()
+    if options.command == "all":
+        raise SystemExit(not run_all(options))
     if options.command == "compare":
         found, lines = json.loads(options.file.read_text()), []
         for line in compare(options.checkpoint, found):

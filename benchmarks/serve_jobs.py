@@ -33,6 +33,11 @@ class Job:
         """Tokens of the longest sequence."""
         return self.shared + self.turns * (self.prompt + self.output)
 
+    @property
+    def demand(self) -> int:
+        """Tokens of all sequences at their ends, and 128 more of each; what is shared once."""
+        return self.shared + self.requests * (self.longest - self.shared + 128)
+
     def pool_bytes(self, layers: int) -> int | None:
         return None if self.pool_tokens is None else self.pool_tokens * BF16_ROW * layers
 
@@ -50,7 +55,7 @@ class Job:
         ]
 
 
-def long_context(name: str, pool: float, repeats: int = 1, must: bool = False) -> Job:
+def long_context(name: str, pool: float, must: bool = False) -> Job:
     """5 x (131,072 + 1,024) with memory for `pool` such requests."""
     size = 131_072 + 1024
     return Job(
@@ -59,12 +64,11 @@ def long_context(name: str, pool: float, repeats: int = 1, must: bool = False) -
         prompt=131_072,
         output=1024,
         pool_tokens=int(pool * size),
-        repeats=repeats,
         must=must,
     )
 
 
-def one_at_a_time(requests: int, repeats: int = 1, must: bool = False) -> Job:
+def one_at_a_time(requests: int, must: bool = False) -> Job:
     """A pool of two prompts or more would admit two requests and then preempt one of them."""
     return Job(
         name=f"{requests} x (16K + 2K), pool of 1.77",
@@ -72,14 +76,13 @@ def one_at_a_time(requests: int, repeats: int = 1, must: bool = False) -> Job:
         prompt=16_384,
         output=2048,
         pool_tokens=int(1.77 * 18_432),
-        repeats=repeats,
         must=must,
     )
 
 
 # Most important first. The paper's sizing: the pool is 0.4 % smaller than the demand.
 PRESSURE = (
-    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, repeats=3, must=True),
+    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, must=True),
     Job(
         name="24 chats, 4 turns",
         requests=24,
@@ -104,11 +107,10 @@ PRESSURE = (
         prompt=32_768,
         output=2048,
         pool_tokens=32 * 34_816 // 3,
-        repeats=1,
     ),
 )
 DECODE = (
-    one_at_a_time(6, repeats=3, must=True),
+    one_at_a_time(6, must=True),
     Job(
         name="32 x (2K + 512), plenty",
         requests=32,
@@ -126,7 +128,16 @@ DECODE = (
         output=512,
         pool_tokens=None,
         rehearsals=1,
-        repeats=2,
+    ),
+    Job(
+        name="32 questions on 32K, plenty",
+        requests=32,
+        prompt=128,
+        output=512,
+        shared=32_768,
+        pool_tokens=None,
+        prefix_caching=True,
+        rehearsals=1,
     ),
 )
 
@@ -143,7 +154,7 @@ class Group:
     def cache_bytes(self) -> int:
         """Enough for every job, and 5 % more where there is to be plenty."""
         row = BF16_ROW * self.layers
-        plenty = (job.requests * (job.longest + 128) * row * 21 // 20 for job in self.jobs)
+        plenty = (job.demand * row * 21 // 20 for job in self.jobs)
         sizes = (job.pool_bytes(self.layers) for job in self.jobs)
         return max(size or most for size, most in zip(sizes, plenty, strict=True)) + 2**28
 

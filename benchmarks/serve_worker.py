@@ -6,6 +6,7 @@ MARK, because vLLM writes to stdout too.
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -86,7 +87,10 @@ def main() -> None:
     parser.add_argument("variant")
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--cpus", type=int, nargs="+", help="those that may be used")
     options = parser.parse_args()
+    if options.cpus:
+        os.sched_setaffinity(0, options.cpus)
     (group,) = (group for group in GROUPS if group.name == options.group)
     start = scheduler_alone if options.rehearse else on_a_gpu
     run = start(options.variant, group, options.shrink)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import serve_lanes
-from bench_serve import missing
+from bench_serve import missing, share
 from serve_jobs import DECODE, GROUPS, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
@@ -100,9 +100,9 @@ def test_rows_that_are_there_are_not_made_again():
     group = Group(name=GROUPS[0].name, layers=2, jobs=(DECODE[2],))
     engine, other = Engine(group, "bf16"), Engine(group, "c4r4")
     done = {"job": DECODE[2].name, "variant": "bf16", "repeat": 0, "wall": 3.0}
-    assert [task.repeat for task in missing([engine], [])] == [0, 1]
-    assert [task.repeat for task in missing([engine], [done])] == [1]
-    assert [task.repeat for task in missing([other], [done])] == [0, 1]
+    assert [task.repeat for task in missing([engine], [])] == [0, 1, 2]
+    assert [task.repeat for task in missing([engine], [done])] == [1, 2]
+    assert [task.repeat for task in missing([other], [done])] == [0, 1, 2]
     assert expected_wall(Task(other, DECODE[2], 0), [done]) == 3.0
     assert expected_wall(Task(other, DECODE[0], 0), [done]) == 0.0
 
@@ -145,14 +145,14 @@ def test_a_lane_goes_on_without_an_engine_and_begins_nothing_too_late():
     workers = {engines[0]: Deaf(dies=True), engines[1]: Deaf(dies=False)}
     rows = []
     tasks = missing(engines, [])
-    run_lane(workers, tasks, time.time() + 1000, lambda: rows, rows.append)
+    run_lane(workers, tasks, time.time() + 3000, lambda: rows, rows.append)
     assert [row["variant"] for row in rows].count("bf16") == 1
     assert [row["variant"] for row in rows].count("c4r4") == sum(j.repeats for j in group.jobs)
     late = {engine: Deaf(dies=False) for engine in engines}
     rows.clear()
     run_lane(late, tasks, time.time() + 20, lambda: rows, rows.append)
     assert [(row["job"], row["variant"]) for row in rows] == [
-        (job.name, "bf16") for job in (*(j for j in group.jobs if j.must), group.jobs[2])
+        (job.name, "bf16") for must in (True, False) for job in group.jobs if job.must is must
     ]
 
 
@@ -167,6 +167,18 @@ def test_pools_are_what_their_jobs_say(job):
         assert job.pool_tokens / demand == pytest.approx(0.996, abs=1e-4)
     if "pool of 1.77" in job.name:  # so that bf16 runs one request at a time
         assert job.pool_tokens < 2 * job.prompt
+
+
+def test_a_shared_document_is_held_once():
+    (questions,) = (job for job in DECODE if job.shared)
+    assert questions.longest == 32_768 + 128 + 512
+    assert questions.demand == 32_768 + 32 * (128 + 512 + 128)
+    assert CHAT.demand == 4 + 2 * (2 * (3 + 2) + 128)
+
+
+def test_gpus_share_the_cpus():
+    assert [share(range(10, 18), gpu, 2) for gpu in (0, 1)] == [range(10, 14), range(14, 18)]
+    assert share([3], 0, 2) == share([3], 1, 2) == [3]
 
 
 def test_trials_are_smaller():

@@ -1,6 +1,7 @@
 """vLLM's answers on a GPU: those of transformers with the same packed cache.
 
-`make serve-test` runs these, with a Python that has torch with CUDA and vllm.
+`make serve-test` runs these, with a Python that has torch with CUDA and vllm. All engines run side
+by side (benchmarks/answers_engines.py); what they leave is in pytest's folder, `--basetemp`.
 """
 
 import json
@@ -11,10 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from answers_reference import compare
-
-from quantmla.checkpoint.locate import locate
-from quantmla.quant.format import parse_format
+from answers_engines import ENGINES, possible
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -26,65 +24,37 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """nano with the settings of a format, not fused: quantising costs more, answers must agree."""
-
-    def make(name):
-        folder = tmp_path_factory.mktemp(name)
-        for path in locate("nano").iterdir():
-            (folder / path.name).symlink_to(path)
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").unlink()
-        settings = {"version": 1, "format": parse_format(name).to_json(), "ignored_layers": []}
-        (folder / "config.json").write_text(json.dumps(config | {"quantmla_config": settings}))
-        return folder
-
-    return make
+def work(tmp_path_factory):
+    """The folder of all engines' answers; `answers.json` there is a result file."""
+    folder = tmp_path_factory.mktemp("answers")
+    command = [sys.executable, str(BENCHMARKS / "serve_answers.py"), "all", str(folder)]
+    command += ["--output", str(folder / "answers.json")]
+    done = subprocess.run(command, text=True, capture_output=True)
+    print(done.stdout, done.stderr[-4000:])
+    return folder
 
 
-def served(folder, *flags, **variables):
-    """What an engine in a process of its own answered."""
-    from bench_serve import environment
-
-    file = folder / "answers.json"
-    command = [sys.executable, str(BENCHMARKS / "serve_answers.py"), "collect", str(folder)]
-    command += [str(file), *flags]
-    done = subprocess.run(command, env=environment() | variables, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(file.read_text())
-
-
-def faults(folder, found):
-    return {line["case"]: line["fault"] for line in compare(str(folder), found) if line["fault"]}
-
-
-@pytest.mark.parametrize("runner", ["0", "1"])
-@pytest.mark.parametrize("name", ["c4r4", "c2r4"])
-def test_r06_r38_r39b_r42_answers_are_those_of_transformers(checkpoint, name, runner):
-    """Chats, prefixes, chunks, ragged batches, preemption; by both of vLLM's model runners."""
-    folder = checkpoint(name)
-    found = served(folder, VLLM_USE_V2_MODEL_RUNNER=runner)
+@pytest.mark.parametrize("name", ENGINES)
+def test_r06_r12_r38_r39b_r41_r42_answers_are_those_of_transformers(work, name):
+    """Chats, prefixes, chunks, ragged batches, preemption, drafts; by both model runners."""
+    if name not in possible(torch.cuda.device_count()):
+        pytest.skip(f"needs {ENGINES[name].gpus} GPUs")
+    folder = work / name
+    assert (folder / "lines.json").exists(), (folder / "log.txt").read_text()[-6000:]
+    lines = json.loads((folder / "lines.json").read_text())
+    assert {line["case"]: line["fault"] for line in lines if line["fault"]} == {}
+    found = json.loads((folder / "answers.json").read_text())
+    if ENGINES[name].drafts:
+        drafted = [n for r in found["requests"] for _, n in r["steps"][1:] if n > 1]
+        assert drafted, "no n-gram was ever drafted"
+        return
     assert found["preemptions"] > 0
-    assert faults(folder, found) == {}
+    assert found["runner"] == ENGINES[name].runner
     pages = [r["pages"] for r in found["requests"] if r["pages"]]
-    assert len(pages) == 5
+    assert len(pages) == (5 if ENGINES[name].gpus == 1 else 0)
     assert all(page["packed_again"] >= 1 for page in pages)
     digests = {tuple(page["digests"]) for page in pages}
-    assert len(digests) == 1, "a page's bytes depend on how its tokens arrived"
-
-
-def test_r41_drafts_change_no_answer(checkpoint):
-    folder = checkpoint("c4r4")
-    found = served(folder, "--drafts", "3")
-    drafted = [n for r in found["requests"] for _, n in r["steps"][1:] if n > 1]
-    assert drafted, "no n-gram was ever drafted"
-    assert faults(folder, found) == {}
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_r12_answers_with_two_gpus(checkpoint):
-    folder = checkpoint("c4r4")
-    assert faults(folder, served(folder, "--tensor-parallel", "2")) == {}
+    assert len(digests) <= 1, "a page's bytes depend on how its tokens arrived"
 
 
 def test_every_family_starts_and_decodes():

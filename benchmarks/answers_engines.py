@@ -1,0 +1,115 @@
+"""Several vLLM engines side by side, each compared with transformers when it has answered.
+
+An engine and its comparison are processes of their own, with a folder of their own: `answers.json`
+is what `serve_answers.py collect` writes, `lines.json` what `compare` says, `log.txt` what both
+printed.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from bench_serve import environment
+
+from quantmla.checkpoint.locate import locate
+from quantmla.quant.format import parse_format
+
+SCRIPT = Path(__file__).with_name("serve_answers.py")
+SECONDS = 540  # after which an engine or a comparison hangs
+Lines = list[dict[str, Any]]
+
+
+class Engine(NamedTuple):
+    """How nano is served."""
+
+    fmt: str
+    runner: str  # of vLLM's two model runners
+    drafts: int = 0
+    gpus: int = 1
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--drafts", str(self.drafts), "--tensor-parallel", str(self.gpus)]
+
+
+ENGINES = {
+    "c4r4-v1": Engine("c4r4", "V1"),
+    "c4r4-v2": Engine("c4r4", "V2"),
+    "c2r4-v1": Engine("c2r4", "V1"),
+    "c2r4-v2": Engine("c2r4", "V2"),
+    "c4r4-v1-drafts": Engine("c4r4", "V1", drafts=3),
+    "c4r4-v2-2gpus": Engine("c4r4", "V2", gpus=2),
+}
+
+
+def possible(gpus: int) -> list[str]:
+    """Engines that so many GPUs can run."""
+    return [name for name, engine in ENGINES.items() if engine.gpus <= gpus]
+
+
+def unfused_nano(folder: Path, name: str) -> Path:
+    """nano with the settings of a format alone: quantising costs more, answers must agree."""
+    folder.mkdir()
+    for path in locate("nano").iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
+    settings = {"version": 1, "format": parse_format(name).to_json(), "ignored_layers": []}
+    (folder / "config.json").write_text(json.dumps(config | {"quantmla_config": settings}))
+    return folder
+
+
+def run_engine(folder: Path, engine: Engine) -> Lines | None:
+    """Lines of the comparison; None where the engine or the comparison ended without them."""
+    folder.mkdir(parents=True)
+    checkpoint = unfused_nano(folder / "checkpoint", engine.fmt)
+    answers, runner = folder / "answers.json", {"V1": "0", "V2": "1"}[engine.runner]
+    own = {"VLLM_USE_V2_MODEL_RUNNER": runner, "VLLM_CACHE_ROOT": str(folder / "compiled")}
+    python = [sys.executable, str(SCRIPT)]
+    with (folder / "log.txt").open("w") as log:
+        collect = [*python, "collect", str(checkpoint), str(answers), *engine.flags]
+        _run(collect, log, environment() | own)
+        if not answers.exists():
+            return None
+        compare = [*python, "compare", str(checkpoint), str(answers)]
+        printed = _run(compare, log, environment())
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    if not lines:
+        return None
+    (folder / "lines.json").write_text(json.dumps(lines))
+    return lines
+
+
+def _run(command: Sequence[str], log: Any, env: dict[str, str]) -> str:
+    """What it printed, which the log gets as well."""
+    try:
+        done = subprocess.run(
+            command, env=env, stdout=subprocess.PIPE, stderr=log, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        log.write(f"\n{command}: no end after {SECONDS} s\n")
+        return ""
+    log.write(f"{done.stdout}\n{command}: exit code {done.returncode}\n")
+    return done.stdout
+
+
+def run_engines(
+    work: Path, names: Sequence[str] | None = None
+) -> Iterator[tuple[str, Lines | None]]:
+    """Engines as they end; those that the machine's GPUs can run where no names are given.
+
+    FileExistsError where `work` has an engine's folder.
+    """
+    names = possible(torch.cuda.device_count()) if names is None else names
+    for name in names:
+        if (work / name).exists():
+            raise FileExistsError(f"{work / name} exists: give another folder for the work")
+    with ThreadPoolExecutor(len(names)) as threads:
+        runs = {threads.submit(run_engine, work / name, ENGINES[name]): name for name in names}
+        for run in as_completed(runs):
+            yield runs[run], run.result()

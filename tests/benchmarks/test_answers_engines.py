@@ -1,0 +1,75 @@
+"""Engines side by side: what each leaves, and what is said of one that fails."""
+
+import argparse
+import json
+
+import answers_engines
+import pytest
+from answers_engines import ENGINES, possible, run_engine, run_engines
+from serve_answers import run_all
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+command, checkpoint, file = sys.argv[1:4]
+config = json.loads((Path(checkpoint) / "config.json").read_text())
+name = config["quantmla_config"]["format"]["content_bits"]
+if command == "collect":
+    if "--drafts 3" in " ".join(sys.argv):
+        raise SystemExit("no engine today")
+    runner = "V2" if os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1" else "V1"
+    parallel = int(sys.argv[-1])
+    found = {"format": f"c{name}r4", "runner": runner, "drafts": 0, "tensor_parallel": parallel}
+    Path(file).write_text(json.dumps(found | {"environment": {}}))
+else:
+    print("a word of transformers")
+    runner = json.loads(Path(file).read_text())["runner"]
+    print(json.dumps({"case": "chat", "fault": "rms" if runner == "V2" and name == 2 else None}))
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    monkeypatch.setattr(answers_engines, "SCRIPT", path)
+
+
+def test_two_gpus_run_all_engines_and_one_those_that_fit():
+    assert possible(2) == list(ENGINES)
+    assert possible(1) == [name for name in ENGINES if name != "c4r4-v2-2gpus"]
+
+
+def test_an_engine_leaves_answers_and_lines(script, tmp_path):
+    lines = run_engine(tmp_path / "one", ENGINES["c4r4-v2-2gpus"])
+    assert lines == [{"case": "chat", "fault": None}]
+    found = json.loads((tmp_path / "one" / "answers.json").read_text())
+    assert (found["runner"], found["tensor_parallel"], found["format"]) == ("V2", 2, "c4r4")
+    assert json.loads((tmp_path / "one" / "lines.json").read_text()) == lines
+
+
+def test_engines_that_fail_or_answer_wrongly_are_named(script, tmp_path, capsys):
+    options = argparse.Namespace(work=tmp_path / "w", engines=None, output=tmp_path / "rows.json")
+    options.engines = ["c4r4-v1", "c2r4-v2", "c4r4-v1-drafts"]
+    assert not run_all(options)
+    said = capsys.readouterr().out
+    assert "c4r4-v1: 1 cases, faults: none" in said
+    assert "c2r4-v2: 1 cases, faults: {'chat': 'rms'}" in said
+    assert "c4r4-v1-drafts: no answers, see" in said
+    assert "no engine today" in (tmp_path / "w" / "c4r4-v1-drafts" / "log.txt").read_text()
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {row["run"] for row in rows} == {"c4r4, V1 runner", "c2r4, V2 runner"}
+    options.engines = ["c4r4-v1"]
+    with pytest.raises(FileExistsError, match="c4r4-v1 exists"):
+        list(run_engines(options.work, options.engines))
+    options.work = tmp_path / "again"
+    assert run_all(options)
+
+
+def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
+    path = tmp_path / "script.py"
+    path.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(answers_engines, "SCRIPT", path)
+    monkeypatch.setattr(answers_engines, "SECONDS", 0.5)
+    assert run_engine(tmp_path / "one", ENGINES["c4r4-v1"]) is None
+    assert "no end after 0.5 s" in (tmp_path / "one" / "log.txt").read_text()
