@@ -70,6 +70,7 @@ def run_engine(folder: Path, engine: Engine) -> Lines | None:
     checkpoint = unfused_nano(folder / "checkpoint", engine.fmt)
     answers, runner = folder / "answers.json", {"V1": "0", "V2": "1"}[engine.runner]
     own = {"VLLM_USE_V2_MODEL_RUNNER": runner, "VLLM_CACHE_ROOT": str(folder / "compiled")}
+    own |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # this process has looked at its GPUs
     python = [sys.executable, str(SCRIPT)]
     with (folder / "log.txt").open("w") as log:
         collect = [*python, "collect", str(checkpoint), str(answers), *engine.flags]
