@@ -166,11 +166,11 @@ GROUPS = (
 
 
 def rank(job: Job, variant: str, repeat: int) -> tuple[int, ...]:
-    """Its place in a run: musts first, then a first row of everything, then other repeats."""
-    if job.must:
-        tier = 0 if repeat == 0 else 3 if variant == VARIANTS[-1] else 1
-    else:
-        tier = 2 if repeat == 0 else 4
+    """Its place in a run: musts first, then a first row of everything, then other repeats.
+
+    Variants take turns: the host's own changes from minute to minute are then in all of them.
+    """
+    tier = (0 if job.must else 2) + (repeat > 0)
     order = [each for group in GROUPS for each in group.jobs]
     return tier, repeat, order.index(job), VARIANTS.index(variant)
 

@@ -1,9 +1,11 @@
 """Where the time of an engine's steps goes: wall clock, and GPU time by kernel.
 
-    python benchmarks/serve_profile.py c4r4 [--job "32 x (2K + 512), plenty"] [--steps 2 6]
+    python benchmarks/serve_profile.py c4r4 [--job "32 x (2K + 512), plenty"] [--runs 5]
+        [--steps 2 6]
 
-Needs a Hopper GPU and vllm. Runs the job once, then again with torch's profiler over the steps that
---steps bounds: the first ones are chunks of prompts beside decodes, later ones decodes alone.
+Needs a Hopper GPU and vllm. Runs the job a few times, then once more with torch's profiler over the
+steps that --steps bounds: the first ones are chunks of prompts beside decodes, later ones decodes
+alone. The same engine's runs differ where the host has to keep up with the GPU, as in the former.
 """
 
 import argparse
@@ -13,7 +15,8 @@ import time
 import torch
 from bench_serve import environment
 from serve_jobs import GROUPS, Job
-from serve_play import Ledger, play
+from serve_play import Ledger, play, row
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 ROWS = 30
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("variant")
     parser.add_argument("--job", default="32 x (2K + 512), plenty")
     parser.add_argument("--steps", type=int, nargs=2, default=(2, 6), metavar=("FIRST", "LAST"))
+    parser.add_argument("--runs", type=int, default=1, help="that are not profiled")
     options = parser.parse_args()
     found = [(group, job) for group in GROUPS for job in group.jobs if job.name == options.job]
     if not found:
@@ -57,10 +61,16 @@ def main() -> None:
     from serve_engine import VllmEngine
 
     engine = VllmEngine(options.variant, group)
-    engine.limit(job)
-    play(job, 0, engine)
+    for repeat in range(options.runs):
+        engine.limit(job)
+        engine.ledger = Ledger()
+        times = row(job, play(job, repeat, engine), engine.ledger)
+        print({name: times[name] for name in ("output_tok_s", "ttft_p50", "gap_p50")}, flush=True)
     seconds, profiler = profiled(engine, job, *options.steps)
     print("ms of the first steps:", [round(1e3 * x, 1) for x in seconds[:16]])
+    kernels = [each for each in profiler.events() if each.device_type == DeviceType.CUDA]
+    spent = sum(each.device_time for each in kernels)
+    print(f"steps {options.steps}: {spent / 1e3:.2f} ms of GPU time")
     table = profiler.key_averages().table(sort_by="cuda_time_total", row_limit=ROWS)
     print("\n".join(line[:60] + line[-110:] for line in table.splitlines()))
 

@@ -230,7 +230,7 @@ def _heat_cell(box: tuple[float, float, float, float], cell: Cell, strength: Sca
         class_="heat",
         fill_opacity=f"{share:.2g}",
     )
-    if CHAR * 0.9 * len(cell.text) > width - 2:
+    if not cell.text or CHAR * 0.9 * len(cell.text) > width - 2:
         return shape
     cls = "cell inverse" if share >= DARK_FROM else "cell"
     return join([shape, text(x + width / 2, y + height / 2 + 4, cell.text, cls, "middle")])

@@ -58,7 +58,12 @@ class WindowBlocks(SlidingWindowManager):
         return max(0, num_tokens - self.sliding_window - MAX_DRAFTS) // self.block_size
 
     def _wanted(self, held: int, num_tokens: int, num_tokens_main_model: int) -> list[bool]:
-        """For each page from number `held` on: whether it is taken from the pool."""
+        """For each page from number `held` on: whether it is taken from the pool.
+
+        None in most steps of a decode, and this is asked twice a step for every request.
+        """
+        if held * self.block_size >= num_tokens:
+            return []
         first = self._first_kept(num_tokens_main_model)
         sinks = self.kv_cache_spec.sink_pages
         total = -(-num_tokens // self.block_size)
@@ -79,6 +84,8 @@ class WindowBlocks(SlidingWindowManager):
         new = sum(self._wanted(held, num_tokens, num_tokens_main_model))
         if apply_admission_cap and self._max_admission_blocks_per_request is not None:
             new = min(new, self._max_admission_blocks_per_request)
+        if not new_computed_blocks:
+            return new
         return new + self._get_num_evictable_blocks(new_computed_blocks)
 
     def allocate_new_blocks(
@@ -86,6 +93,8 @@ class WindowBlocks(SlidingWindowManager):
     ) -> list[Any]:
         blocks = self.req_to_blocks[request_id]
         wanted = self._wanted(len(blocks), num_tokens, num_tokens_main_model)
+        if not wanted:
+            return []
         fresh = iter(self.block_pool.get_new_blocks(sum(wanted)) if any(wanted) else ())
         new = [next(fresh) if want else self._null_block for want in wanted]
         blocks.extend(new)
@@ -109,13 +118,16 @@ class WindowBlocks(SlidingWindowManager):
         blocks = self.req_to_blocks.get(request_id)
         if not blocks:
             return
-        sinks, cleared = self.kv_cache_spec.sink_pages, self.cleared.get(request_id, 0)
+        begin = max(first_block, self.cleared.get(request_id, self.kv_cache_spec.sink_pages))
+        end = min(last_block, len(blocks))
+        if begin >= end:
+            return
         freed = []
-        for i in range(max(first_block, sinks, cleared), min(last_block, len(blocks))):
+        for i in range(begin, end):
             if not blocks[i].is_null:
                 freed.append(blocks[i])
                 blocks[i] = self._null_block
-        self.cleared[request_id] = max(cleared, min(last_block, len(blocks)))
+        self.cleared[request_id] = end
         self.block_pool.free_blocks(reversed(freed))
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
