@@ -39,7 +39,7 @@ from quantmla.recipe import EvaluationRequest
 from quantmla.transform.layer import LayerTransform
 from quantmla.verify import load_model
 
-BASELINES = ("rtn", "smoothquant", "quarot", "paper")
+BASELINES = ("rtn", "smoothquant", "quarot", "paper", "identity")
 DEFAULT_CONTEXT = 2048
 DEFAULT_WINDOWS = 4
 
@@ -137,8 +137,16 @@ def format_asked(request: EvaluationRequest, subject: Subject) -> ModelFormat:
 
 
 def own_method(subject: Subject) -> str | None:
-    """The method that the fused folder was made by, which is the name of its row."""
-    return None if subject.fused is None else str(subject.fused.config[CONFIG_KEY]["method"])
+    """The name of the fused folder's row: the method that it was made by.
+
+    `-fused` follows where a row of the method itself has another quantiser, the published one.
+    """
+    if subject.fused is None:
+        return None
+    manifest = subject.fused.config[CONFIG_KEY]
+    name, fmt = str(manifest["method"]), format_from_json(manifest["format"])
+    other = load_method(name).PUBLISHED_FORMAT and each_layer(fmt, published) != fmt
+    return f"{name}-fused" if other else name
 
 
 def default_methods(subject: Subject) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ METHODS = {
     "smoothquant": "quantmla.method.smoothquant",
     "quarot": "quantmla.method.quarot",
     "paper": "quantmla.method.paper",
+    "identity": "quantmla.method.identity",
     "quantmla": "quantmla.method.quantmla",
 }
 
