@@ -41,7 +41,7 @@ def newest(folder: Path, what: str = "serve") -> Path | None:
 
 
 def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By job and variant, the medians of every number, how many runs there were, and their range."""
+    """By job and variant, the medians of all numbers, how many runs there were, their range."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["job"], row["variant"]), []).append(row)
