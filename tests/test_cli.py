@@ -253,10 +253,15 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["eval", "nano", "--tasks", "piqa"], "-o RUN"),
         (
             ["eval", "nano", "--tasks", "piqa", "-o", "r", "--context", "9"],
-            "--context mean nothing",
+            "--context means nothing with --tasks: drop it",
         ),
         (["eval", "nano", "--run-code", "--data", "d"], "--data, --run-code mean nothing without"),
         (["eval", "nano", "--tasks", "piqa", "-o", "r", "--engine", "x"], "'x'"),
+        (["eval", "nano", "--resume"], "--resume means nothing without --tasks: drop it"),
+        (["eval", "nano", "--data", ""], "--data means nothing without --tasks: drop it"),
+        (["eval", "nano", "--json", ""], "'' names no file or folder"),
+        (["quantize", "-o", "out", "--recipe", ""], "'' names no file or folder"),
+        (["quantize", "nano", "-o", "out", "--format", ""], "unknown cache format ''"),
         (["estimate", "nano", "--gpu-memory", "lots"], "'lots'"),
         (["estimate", "nano", "--form", "c4r4"], "--form"),
         (["verify", "out", "--bogus"], "--bogus"),
@@ -317,6 +322,10 @@ def test_what_cannot_be_a_path_is_no_model(model, capsys):
         (["estimate", "nano", "--context", "\u0663"], "is not a whole number"),
         (["estimate", "nano", "--gpu-memory", "9" * 400 + "GB"], "memory size"),
         (["quantize", "nano", "-o", "out", "--seed", str(2**32)], "calibration.seed"),
+        (["estimate", "nano", "--format", ""], "unknown cache format ''"),
+        (["eval", "nano", "--format", ""], "unknown cache format ''"),
+        (["eval", "nano", "--device", ""], "device ''"),
+        (["analyze", "nano", "-o", "out", "--device", ""], "device ''"),
     ],
 )
 def test_numbers_and_lists_that_cannot_be_meant(argv, words, capsys):

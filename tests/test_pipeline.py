@@ -256,6 +256,7 @@ def test_verify_wants_the_original(fused: Path, tiny_model: Tiny, capsys):
     other = str(tiny_model("youtu"))
     said = refused(capsys, 1, ["verify", str(fused), "--against", other])
     assert "their hashes differ" in said
+    assert "no model at ''" in refused(capsys, 1, ["verify", str(fused), "--against", ""])
     (fused / FILE_NAME).unlink()
     said = refused(capsys, 1, ["verify", str(fused), "--against", model])
     assert f"{FILE_NAME} does not exist" in said

@@ -248,7 +248,7 @@ def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
     """Quantisation-off equivalence of a fused folder with its original: per layer, end to end."""
     fused = open_source(out)
     config = read_manifest(fused.config, out)
-    base = against or config["base_model"]
+    base = config["base_model"] if against is None else against
     source = open_source(base)
     require(
         source.digest() == config["base_sha256"],
