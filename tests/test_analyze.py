@@ -211,6 +211,14 @@ def test_a_text_that_is_too_short_is_named(tiny_model: Tiny, tmp_path: Path):
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "out", text), progress=False)
 
 
+def test_a_text_of_one_token_is_named(tiny_model: Tiny, tmp_path: Path):
+    text = tmp_path / "note.txt"
+    text.write_text("x" * 1000)
+    with pytest.raises(UsageError, match=r"text note\.txt repeats one token through a window"):
+        analyze(request(tiny_model("deepseek_v3"), tmp_path / "out", text), progress=False)
+    assert list(tmp_path.iterdir()) == [text]
+
+
 def test_folders_that_cannot_be_meant(tiny_model: Tiny, short_text: Path, tmp_path: Path):
     model = tiny_model("deepseek_v3")
     (tmp_path / "file").write_text("x")

@@ -130,6 +130,13 @@ def _tokens(source: TensorSource, texts: Sequence[tuple[str, str]], protocol: Pr
             )
         except UsageError as error:
             raise UsageError(f"text {name}: {error}") from None
+        # such rows are all alike: attention to others changes nothing, and gains have no ratio
+        require(
+            bool((found.train_BS != found.train_BS[:, :1]).any(1).all()),
+            f"text {name} repeats one token through a window of {protocol.length}: attention has "
+            "nothing to tell apart there; give another text",
+            UsageError,
+        )
         windows.append(found.train_BS)
     return torch.cat(windows)
 
