@@ -250,7 +250,9 @@ def test_our_own_faults_keep_their_traceback(calls):
         (["quantize", "nano", "-o", "out", "--recipe", "absent.yaml"], "absent.yaml"),
         (["eval", "nano", "--unprotected", "--sinks", "4"], "--unprotected"),
         (["eval", "nano", "--json", "absent/rows.json"], "absent/rows.json"),
+        (["eval", "nano", "--json", "x" * 250], "cannot be written: File name too long"),
         (["eval", "nano", "--tasks", "piqa"], "-o RUN"),
+        (["eval", "nano", "--tasks", "piqa", "-o", ""], "-o RUN"),
         (
             ["eval", "nano", "--tasks", "piqa", "-o", "r", "--context", "9"],
             "--context means nothing with --tasks: drop it",

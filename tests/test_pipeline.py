@@ -459,6 +459,10 @@ def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path:
         line = said(2, RTN, flags=("-o", folder, "--overwrite"))
         assert f"output folder {folder!r} has no name" in line
     assert "overlaps" in said(2, RTN, flags=("-o", str(model / "out")))
+    for folder in ("/dev/null/x", "/proc/x/y", "a" * 250):
+        for dry in ((), ("--dry-run",)):
+            line = said(2, RTN, flags=("-o", folder, *dry))
+            assert f"output {folder} cannot be written: " in line
 
 
 def test_a_model_without_a_tokenizer_or_of_another_kind(

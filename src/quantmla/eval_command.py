@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, names, path, positive
 from quantmla.errors import UsageError, require
+from quantmla.workdir import check_file
 
 if TYPE_CHECKING:
     from quantmla.recipe import EvaluationRequest
@@ -81,7 +82,7 @@ def _check(args: argparse.Namespace) -> None:
     verb, them = ("mean", "them") if len(given) > 1 else ("means", "it")
     require(not given, f"{wrong} {verb} nothing {when}: drop {them}", UsageError)
     require(
-        args.tasks is None or args.output is not None,
+        args.tasks is None or bool(args.output),
         "name the folder to write: -o RUN",
         UsageError,
     )
@@ -91,6 +92,8 @@ def _check(args: argparse.Namespace) -> None:
         f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
         UsageError,
     )
+    if args.json is not None:
+        check_file(args.json)
 
 
 def _text(args: argparse.Namespace, request: "EvaluationRequest") -> int:

@@ -28,7 +28,7 @@ from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
 from quantmla.run_record import run_record
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
-from quantmla.workdir import empty_workdir
+from quantmla.workdir import check_makeable, empty_workdir
 
 MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
 STORED_FACTOR = 2  # of the rounding floor; on another machine single weights may round differently
@@ -46,6 +46,8 @@ def quantize(
     source, adapter = _original(recipe, fmt)
     out = _output(recipe)
     check_output(source.path, out, overwrite=overwrite, marks=(CONFIG_KEY,))
+    work = _Work(out.with_name(out.name + ".work"), resume, progress)
+    check_makeable(work.folder, out)
     tokens = _tokens(source, recipe.calibration)
     if dry_run:
         return plan(source, adapter, recipe, tokens)
@@ -57,7 +59,6 @@ def quantize(
         device=device,
     )
     check_space(source, out)
-    work = _Work(out.with_name(out.name + ".work"), resume, progress)
     with sole_user(work.folder):
         if overwrite and not resume:
             empty_workdir(work.folder)

@@ -6,6 +6,7 @@ place, flushed and renamed, so that whatever has its name is finished.
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,33 @@ from quantmla.errors import QuantMLAError, UsageError, require
 
 STATE = "state.json"  # what the folder's run is
 UNFINISHED = ".partial"
+
+
+def check_makeable(path: Path, out: Path) -> None:
+    """Refuses the output `out` if its folder `path` cannot be made or written to.
+
+    A missing folder is tried out beside its place, so that nothing is left and no other run is met.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        present = next(p for p in (target, *target.parents) if os.path.exists(p) or not p.name)
+        if path.is_symlink() and present != target:
+            raise ValueError("it is a link that leads nowhere")
+        if present != target:
+            with tempfile.TemporaryDirectory(dir=present) as trial:
+                (Path(trial) / target.relative_to(present)).mkdir(parents=True)
+        elif not (target.is_dir() and os.access(target, os.W_OK | os.X_OK)):
+            raise ValueError(f"{path} is no folder that may be written to")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"output {out} cannot be written: {reason}") from None
+
+
+def check_file(file: Path) -> None:
+    """The same of a file, which is written beside its place first."""
+    trial = file.with_name(f".{file.name}.{UNFINISHED}")
+    check_makeable(trial, file)
+    require(not file.is_dir(), f"output {file} is a folder: name a file", UsageError)
 
 
 def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:

@@ -154,6 +154,8 @@ def test_a_folder_that_is_taken_is_found_before_models_are_loaded(request_for, m
     (Path(request.output) / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists and is not a run"):
         evaluate_tasks(request, progress=False)
+    with pytest.raises(UsageError, match="output /dev/null cannot be written"):
+        evaluate_tasks(replace(request, output="/dev/null"), progress=False)
 
 
 def test_methods_whose_names_would_clash(request_for):
