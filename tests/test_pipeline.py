@@ -449,7 +449,9 @@ def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path:
     many = {"num_sequences": 10_000}
     assert "the calibration text has 20000 tokens, but" in said(2, RTN, calibration=many)
     long = {"sequence_length": 3000, "num_sequences": 1}
-    assert "longer than the model's 2560 positions" in said(2, RTN, calibration=long)
+    for dry in ((), ("--dry-run",)):
+        line = said(2, RTN, flags=dry, calibration=long)
+        assert "longer than the model's 2560 positions" in line
     away = {"device": "cuda:99"}
     assert "device 'cuda:99' is not on this machine" in said(2, RTN, calibration=away)
     assert "absent.txt" in said(2, RTN, calibration={"text": "absent.txt"})

@@ -16,14 +16,19 @@ STATE = "state.json"  # what the folder's run is
 UNFINISHED = ".partial"
 
 
+def present_part(path: Path) -> Path:
+    """The path itself if it exists, else the nearest of its folders that does."""
+    target = Path(os.path.realpath(path))
+    return next(p for p in (target, *target.parents) if os.path.exists(p) or not p.name)
+
+
 def check_makeable(path: Path, out: Path) -> None:
     """Refuses the output `out` if its folder `path` cannot be made or written to.
 
     A missing folder is tried out beside its place, so that nothing is left and no other run is met.
     """
     try:
-        target = Path(os.path.realpath(path))
-        present = next(p for p in (target, *target.parents) if os.path.exists(p) or not p.name)
+        target, present = Path(os.path.realpath(path)), present_part(path)
         if path.is_symlink() and present != target:
             raise ValueError("it is a link that leads nowhere")
         if present != target:
@@ -45,7 +50,7 @@ def check_file(file: Path) -> None:
 
 def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
     """Refuses a work folder of another run, and what is no work folder."""
-    if not _is_workdir(workdir):
+    if not is_workdir(workdir):
         killed_early = {STATE + UNFINISHED}
         free = not workdir.exists() or (
             workdir.is_dir() and {path.name for path in workdir.iterdir()} <= killed_early
@@ -81,12 +86,12 @@ def _read_state(workdir: Path) -> dict[str, Any]:
         ) from error
 
 
-def _is_workdir(folder: Path) -> bool:
+def is_workdir(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
 def mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
-    if not _is_workdir(workdir):
+    if not is_workdir(workdir):
         try:
             workdir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -110,7 +115,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def empty_workdir(workdir: Path) -> None:
     """Drops what an interrupted or finished run left; touches no other folder."""
-    if not _is_workdir(workdir):
+    if not is_workdir(workdir):
         return
     # The mark goes last: until then a killed removal is still known as ours.
     for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quantmla.checkpoint.source import Entry, TensorSource
 from quantmla.errors import QuantMLAError, UsageError, require
-from quantmla.workdir import check_makeable
+from quantmla.workdir import check_makeable, present_part
 
 COPY_BYTES = 16 * 2**20
 # Other copies of the weights: they would stay as they were, beside weights that are not.
@@ -103,7 +103,7 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
 
 
 def check_space(source: TensorSource, out: Path) -> None:
-    """Refuses a disk that cannot hold a copy of `source`; makes the folder that `out` goes to."""
+    """Refuses a disk that cannot hold a copy of `source`."""
     _check_space(source, _auxiliary(source)[0], {}, out)
 
 
@@ -160,10 +160,9 @@ def _check_space(
     source: TensorSource, files: list[str], texts: Mapping[str, bytes | str], out: Path
 ) -> None:
     parent = out.resolve().parent
-    parent.mkdir(parents=True, exist_ok=True)
     need = sum(shard.size for shard in source.shards) + sum(len(t) for t in texts.values())
     need += sum((source.path / name).stat().st_size for name in files)
-    free = shutil.disk_usage(parent).free
+    free = shutil.disk_usage(present_part(parent)).free
     require(
         need <= free,
         f"writing {out} takes {need / 2**20:.1f} MiB, but {parent} has {free / 2**20:.1f} MiB free",
@@ -175,6 +174,7 @@ def _temporary(out: Path) -> Iterator[Path]:
     """A folder beside `out`, gone at the end in any case."""
     part = _part_of(out.resolve())
     try:
+        part.parent.mkdir(parents=True, exist_ok=True)
         _remove_left_over(out.resolve(), "part")
         part.mkdir()
         yield part
