@@ -191,7 +191,7 @@ def test_results_are_replaced_only_when_asked(tiny_model: Tiny, short_text: Path
     [
         ({"preset": "huge"}, "unknown preset 'huge'; known: default, paper, quick"),
         ({"studies": ("gane",)}, "unknown study 'gane'; known: matched_error, gain"),
-        ({"texts": ("absent.txt",)}, "no text file at absent.txt"),
+        ({"texts": ("absent.txt",)}, "no text file at 'absent.txt'"),
         ({"device": "abacus"}, "'abacus'"),
     ],
 )

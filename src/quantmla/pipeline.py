@@ -50,13 +50,8 @@ def quantize(
     work = _Work(out.with_name(out.name + ".work"), resume, progress)
     check_makeable(work.folder, out)
     tokens = _tokens(source, recipe.calibration)
-    settings = LearnSettings(
-        method=recipe.transform.method,
-        options=options,
-        fmt=fmt,
-        seed=recipe.calibration.seed,
-        device=device,
-    )
+    method, seed = recipe.transform.method, recipe.calibration.seed
+    settings = LearnSettings(method=method, options=options, fmt=fmt, seed=seed, device=device)
     check_space(source, out)
     if dry_run:
         kept = None if overwrite and not resume and is_workdir(work.folder) else work.folder

@@ -92,6 +92,7 @@ def test_text_files(tmp_path: Path) -> None:
         ("a.txt", b"\xff\xfe\x00", "UTF-8"),
         ("a.parquet", b"", "neither"),
         ("a.txt", None, "no text file"),
+        ("a" * 300, None, "no text file"),
     ],
 )
 def test_files_that_cannot_be_read(
@@ -101,6 +102,8 @@ def test_files_that_cannot_be_read(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
         read_text(tmp_path / name)
+    with pytest.raises(UsageError, match="no text file at ''"):
+        read_text("")
 
 
 def test_a_bare_tokenizer_file_is_enough(

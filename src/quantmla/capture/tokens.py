@@ -4,6 +4,7 @@ B sequences, S tokens of each.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -64,8 +65,8 @@ def read_text(path: str | Path | None = None) -> str:
     """A .txt file, or the `text` column of a .jsonl file; None gives the packaged text."""
     if path is None:
         return (resources.files("quantmla") / "assets/text/calibration.txt").read_text("utf-8")
+    require(os.path.isfile(path), f"no text file at {str(path)!r}", UsageError)
     path = Path(path)
-    require(path.is_file(), f"no text file at {path}", UsageError)
     require(
         path.suffix in (".txt", ".jsonl"), f"{path} is neither a .txt nor a .jsonl file", UsageError
     )
