@@ -47,7 +47,7 @@ def test_a_marked_folder_is_taken_up_by_the_same_run_alone(tmp_path: Path):
     check_workdir(work, RUN, resume=True)
     with pytest.raises(UsageError, match="unfinished run: go on with --resume"):
         check_workdir(work, RUN, resume=False)
-    with pytest.raises(UsageError, match="another run: its seed differ"):
+    with pytest.raises(UsageError, match="another run, with other seed: remove it"):
         check_workdir(work, RUN | {"seed": 1}, resume=True)
     (work / STATE).write_text("{")
     with pytest.raises(QuantMLAError, match="is damaged"):

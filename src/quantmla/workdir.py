@@ -71,7 +71,7 @@ def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -
     differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
     require(
         not differs,
-        f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin anew",
+        f"{workdir} holds another run, with other {', '.join(differs)}: remove it to begin anew",
         UsageError,
     )
 
