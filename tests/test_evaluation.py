@@ -210,6 +210,8 @@ def test_what_cannot_be_compared_is_refused(fused: Path, tiny_model: Tiny, tmp_p
     base = tiny_model("deepseek_v3")
     with pytest.raises(QuantMLAError, match=r"is not the checkpoint that .* hashes differ"):
         run(fused, baseline=str(tiny_model("youtu")))
+    with pytest.raises(QuantMLAError, match="no model at ''"):
+        run(fused, baseline="")
     with pytest.raises(UsageError, match="it is its own baseline"):
         run(base, baseline=str(fused))
     with pytest.raises(UsageError, match="unknown method 'awq'"):

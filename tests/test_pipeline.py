@@ -256,6 +256,7 @@ def test_verify_wants_the_original(fused: Path, tiny_model: Tiny, capsys):
     other = str(tiny_model("youtu"))
     said = refused(capsys, 1, ["verify", str(fused), "--against", other])
     assert "their hashes differ" in said
+    assert "no model at ''" in refused(capsys, 1, ["verify", str(fused), "--against", ""])
     (fused / FILE_NAME).unlink()
     said = refused(capsys, 1, ["verify", str(fused), "--against", model])
     assert f"{FILE_NAME} does not exist" in said
@@ -448,7 +449,9 @@ def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path:
     many = {"num_sequences": 10_000}
     assert "the calibration text has 20000 tokens, but" in said(2, RTN, calibration=many)
     long = {"sequence_length": 3000, "num_sequences": 1}
-    assert "longer than the model's 2560 positions" in said(2, RTN, calibration=long)
+    for dry in ((), ("--dry-run",)):
+        line = said(2, RTN, flags=dry, calibration=long)
+        assert "longer than the model's 2560 positions" in line
     away = {"device": "cuda:99"}
     assert "device 'cuda:99' is not on this machine" in said(2, RTN, calibration=away)
     assert "absent.txt" in said(2, RTN, calibration={"text": "absent.txt"})
@@ -458,6 +461,10 @@ def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path:
         line = said(2, RTN, flags=("-o", folder, "--overwrite"))
         assert f"output folder {folder!r} has no name" in line
     assert "overlaps" in said(2, RTN, flags=("-o", str(model / "out")))
+    for folder in ("/dev/null/x", "/proc/x/y", "a" * 250):
+        for dry in ((), ("--dry-run",)):
+            line = said(2, RTN, flags=("-o", folder, *dry))
+            assert f"output {folder} cannot be written: " in line
 
 
 def test_a_model_without_a_tokenizer_or_of_another_kind(

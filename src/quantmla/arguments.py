@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from pathlib import Path
 from typing import NoReturn
 
 from quantmla.errors import UsageError
@@ -33,6 +34,13 @@ def positive(text: str) -> int:
 def count(text: str) -> int:
     """A whole number of at least 0."""
     return _whole(text, 0)
+
+
+def path(text: str) -> Path:
+    """Of a file or folder; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' names no file or folder")
+    return Path(text)
 
 
 def names(text: str) -> tuple[str, ...]:

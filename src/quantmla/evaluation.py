@@ -113,7 +113,8 @@ def open_subject(request: EvaluationRequest) -> Subject:
         )
         return Subject(source, None, adapter_for(source.config))
     config = read_manifest(source.config, request.model)
-    base = open_source(request.baseline or config["base_model"])
+    recorded = config["base_model"]
+    base = open_source(recorded if request.baseline is None else request.baseline)
     require(
         base.digest() == config["base_sha256"],
         f"{base.path} is not the checkpoint that {request.model} was made from: hashes differ",
@@ -124,7 +125,7 @@ def open_subject(request: EvaluationRequest) -> Subject:
 
 def format_asked(request: EvaluationRequest, subject: Subject) -> ModelFormat:
     """As asked, else as recorded, else c4r4."""
-    fmt: ModelFormat = parse_format(request.format or "c4r4")
+    fmt: ModelFormat = parse_format("c4r4" if request.format is None else request.format)
     if request.format is None and subject.fused is not None:
         fmt = format_from_json(subject.fused.config[CONFIG_KEY]["format"])
     for one in distinct_formats(fmt):

@@ -105,6 +105,25 @@ def learn_checkpoint(  # noqa: PLR0913
     return Learned({p: done[p][0] for p in order}, tuple(done[p][1] for p in order))
 
 
+def check_learning(
+    source: TensorSource,
+    adapter: Adapter,
+    tokens: CalibrationTokens,
+    settings: LearnSettings,
+    workdir: Path | None,
+    *,
+    resume: bool,
+) -> None:
+    """Refuses what `learn_checkpoint` would before its first layer; None: an empty work folder."""
+    if workdir is not None:
+        check_workdir(workdir, _fingerprint(source, tokens, settings), resume=resume)
+        _finished(workdir)
+    # checks its arguments at once, and runs nothing before a layer is asked for
+    captured_layers(
+        source, adapter, torch.cat((tokens.train_BS, tokens.held_out_BS)), CaptureSettings()
+    )
+
+
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from quantmla.arguments import names
+from quantmla.arguments import names, path
 
 CASES = ("musts", "paper", "all")
 RESULTS = Path("benchmarks/results")
@@ -26,8 +26,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--format", type=names, metavar="A,B", help="such as c4r4 (default: c4r4,c2r4)")
     add("--cases", choices=CASES, default="musts", help="of decode: musts, paper or all")
     add("--seconds", type=_seconds, metavar="N", help="start no new case after so long")
-    add("--libraries", type=Path, metavar="DIR", help="with vLLM's BF16 kernels (default: vllm's)")
-    add("--output", type=Path, metavar="DIR", default=RESULTS, help=f"default: {RESULTS}")
+    add("--libraries", type=path, metavar="DIR", help="with vLLM's BF16 kernels (default: vllm's)")
+    add("--output", type=path, metavar="DIR", default=RESULTS, help=f"default: {RESULTS}")
 
 
 def run(args: argparse.Namespace) -> int:

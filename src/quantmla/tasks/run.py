@@ -52,6 +52,7 @@ from quantmla.tasks.results import (
 )
 from quantmla.tasks.scoring import Amount, chosen_items, score_items, uses_chat
 from quantmla.tasks.vllm_engine import Engines, vllm_arguments
+from quantmla.workdir import check_makeable
 
 NEEDLE_LENGTH = 4096  # tokens of a needle test, or as many as the model has positions
 PACKAGES = ("lm_eval", "datasets")
@@ -92,6 +93,7 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     check_methods(given.methods, subject)
     device = resolve_device(given.device)
     folder = Path(request.output)
+    check_makeable(folder, folder)
     with sole_user(folder), contextlib.ExitStack() as after:
         plan = _planned(request, subject)
         document = start_run(folder, _document(request, subject, plan, device), request.resume)
