@@ -23,14 +23,26 @@ def evaluation_flags(parser: argparse.ArgumentParser) -> None:
     add("--baseline", metavar="MODEL", help="the unquantized reference (default: as recorded)")
     add("--methods", type=names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
     add("--format", metavar="F", help="such as c4r4 (default: as recorded, else c4r4)")
-    add("--sinks", type=count, metavar="N", help="first tokens kept in bf16")
-    add("--recent", type=count, metavar="N", help="last tokens kept in bf16")
+    add(
+        "--sinks",
+        type=count,
+        metavar="N",
+        help="first tokens kept in bf16 (default: 4, or as OUT says)",
+    )
+    add(
+        "--recent",
+        type=count,
+        metavar="N",
+        help="last tokens kept in bf16 (default: 128, or as OUT says)",
+    )
     add("--unprotected", action="store_true", help="every token is read in its quantized form")
-    add("--limit", type=positive, metavar="N", help="sequences, or items of each task")
+    add("--limit", type=positive, metavar="N", help="sequences (default: 4), or items of each task")
     add("--device", metavar="D", default="auto", help=DEVICE_HELP)
     text = parser.add_argument_group("without --tasks: perplexity, divergence and recall")
     text.add_argument("--text", metavar="FILE", help="held-out text (default: packaged)")
-    text.add_argument("--context", type=positive, metavar="N", help="tokens per sequence")
+    text.add_argument(
+        "--context", type=positive, metavar="N", help="tokens per sequence (default: up to 2048)"
+    )
     text.add_argument("--json", type=path, metavar="FILE", help="write the rows, with versions")
     tasks = parser.add_argument_group("with --tasks: benchmarks, through lm-eval")
     _task_flags(tasks)
