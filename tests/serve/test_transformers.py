@@ -186,6 +186,10 @@ def test_the_format_comes_from_the_config_of_a_fused_model(model):
     model.config.quantmla_config = {"version": 2, "format": FMT.to_json()}
     with pytest.raises(UsageError, match="version 2 is not 1"):
         QuantMLACache.from_config(model.config)
+    for change in ({"format": None}, {"format": {}}, {"ignored_layers": 5}):
+        model.config.quantmla_config = {"version": 1, "format": FMT.to_json()} | change
+        with pytest.raises(UsageError, match=r"cache format (is None|lacks)|ignored_layers .* 5"):
+            QuantMLACache.from_config(model.config)
 
 
 def test_what_cannot_be_served_is_refused(model, batch):

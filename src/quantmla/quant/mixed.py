@@ -122,8 +122,9 @@ def describe(fmt: ModelFormat) -> str:
     return f"mixed ({'; '.join(parts)}; {fmt.default.name} in all others)"
 
 
-def format_from_json(data: Mapping[str, Any]) -> ModelFormat:
+def format_from_json(data: Any) -> ModelFormat:
     """The format that a checkpoint's config records. UsageError for what cannot be one."""
+    require(isinstance(data, Mapping), f"the cache format is {data!r}, not a mapping", UsageError)
     common = {key: value for key, value in data.items() if key != LAYERS_KEY}
     default = CacheFormat.from_json(common)
     layers = data.get(LAYERS_KEY, {})
