@@ -81,8 +81,18 @@ def uniform_format(fmt: ModelFormat) -> CacheFormat | None:
     return fmt if isinstance(fmt, CacheFormat) else None
 
 
+def require_format(fmt: Any) -> None:
+    """Refuses what a caller may take for a format, such as its name."""
+    require(
+        isinstance(fmt, ModelFormat),
+        f"the cache format is {fmt!r:.80}, not a CacheFormat: make one with parse_format('c4r4')",
+        UsageError,
+    )
+
+
 def distinct_formats(fmt: ModelFormat) -> tuple[CacheFormat, ...]:
     """Every format that some layer may have, the default first."""
+    require_format(fmt)
     if isinstance(fmt, CacheFormat):
         return (fmt,)
     return tuple(dict.fromkeys((fmt.default, *fmt.layers.values())))
@@ -90,6 +100,7 @@ def distinct_formats(fmt: ModelFormat) -> tuple[CacheFormat, ...]:
 
 def each_layer(fmt: ModelFormat, change: Callable[[CacheFormat], CacheFormat]) -> ModelFormat:
     """The same change to every layer's format."""
+    require_format(fmt)
     if isinstance(fmt, CacheFormat):
         return change(fmt)
     return model_format(change(fmt.default), {i: change(f) for i, f in fmt.layers.items()})
