@@ -212,16 +212,10 @@ def test_what_cannot_be_served_is_refused(model, batch):
         cache.layers[0].offload()
 
 
-@pytest.mark.parametrize(
-    ("cut", "words"),
-    [
-        (slice(0, 50), "attention_mask has 50 columns, the prompt 60 tokens"),
-        (slice(10, None), "attention_mask has 50 columns, the prompt 60 tokens"),
-    ],
-)
-def test_a_mask_shorter_than_its_prompt_is_refused(model, batch, cut, words):
+@pytest.mark.parametrize("cut", [slice(0, 50), slice(10, None)])
+def test_a_mask_shorter_than_its_prompt_is_refused(model, batch, cut):
     cache = QuantMLACache(model.config, FMT, batch["attention_mask"][:, cut])
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match="attention_mask has 50 columns, the prompt 60 tokens"):
         model.generate(**batch, past_key_values=cache, max_new_tokens=2, **GREEDY)
 
 
