@@ -267,7 +267,7 @@ def test_what_cannot_be_evaluated_is_refused_before_a_fit(
         run(model, methods=("rtn",), **rest)
 
 
-@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}, {"version": 2}])
+@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}, {"version": 2}, {"format": {}}])
 def test_a_damaged_manifest_is_one_sentence(value, fused: Path, run, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(fused, out)

@@ -43,6 +43,25 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def seconds(text: str) -> float:
+    """A time above 0 that ends."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds above 0")
+    return value
+
+
+def new_or_old_file(text: str) -> Path:
+    """A file that can be written when the work is done."""
+    file = Path(text)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a file in a folder that exists")
+    return file
+
+
 def names(text: str) -> tuple[str, ...]:
     """`A,B` without repetitions."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
