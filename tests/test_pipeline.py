@@ -419,18 +419,36 @@ def with_tensor(model: Path, out: Path, name: str, value: float) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["self_attn.kv_b_proj.weight", "self_attn.kv_a_layernorm.weight", "mlp.gate_proj.weight"],
+    [
+        *(f"layers.0.self_attn.{part}.weight" for part in ("kv_b_proj", "kv_a_layernorm")),
+        *("layers.0.mlp.gate_proj.weight", "norm.weight", "embed_tokens.weight"),
+        "layers.1.mlp.experts.3.up_proj.weight",  # which calibration text may never reach
+    ],
 )
 def test_weights_that_are_not_finite_are_named(
     name: str, recipe, tiny_model: Tiny, tmp_path: Path, capsys
 ):
-    bad = with_tensor(
-        tiny_model("deepseek_v3"), tmp_path / "bad", f"model.layers.0.{name}", float("nan")
-    )
+    bad = with_tensor(tiny_model("deepseek_v3"), tmp_path / "bad", f"model.{name}", float("nan"))
     said = refused(capsys, 1, recipe(bad, tmp_path / "out"))
-    assert "NaN or infinite" in said
-    assert "layer 0" in said or "layers.0" in said
+    assert f"model.{name} has 1 of" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_without_its_head_is_refused_before_work(
+    recipe, tiny_model: Tiny, tmp_path: Path, capsys
+):
+    headless = tmp_path / "headless"
+    shutil.copytree(tiny_model("deepseek_v3"), headless)
+    shard = headless / open_source(headless).shard_of["lm_head.weight"]
+    index = headless / "model.safetensors.index.json"
+    kept = json.loads(index.read_text())
+    del kept["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(kept))
+    save_file({k: x for k, x in load_file(shard).items() if k != "lm_head.weight"}, shard)
+    for flags in ((), ("--dry-run",)):
+        said = refused(capsys, 1, recipe(headless, tmp_path / "out", RTN, *flags))
+        assert "headless lacks lm_head.weight" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"out.yaml", "headless"}
 
 
 def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path: Path, capsys):
