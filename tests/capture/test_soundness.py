@@ -61,8 +61,9 @@ def test_what_stands_around_the_layers_must_be_there(tiny_checkpoint: Tiny, tmp_
         ("vocab_size", 100, r"embed_tokens.weight is \(256, 64\), but by .* \(100, 64\)"),
         ("dtype", "float64", "dtype is torch.float64; supported: torch.bfloat16"),
         ("dtype", "foo", "refuses config.json: module 'torch' has no attribute 'foo'"),
+        ("num_key_value_heads", 0, "can make no model of config.json: integer division or modulo"),
         ("rms_norm_eps", None, "refuses .*'rms_norm_eps' expected float, got NoneType"),
-        ("hidden_act", "foo", "can make no model of config.json: there is no 'foo'"),
+        ("hidden_act", "foo", "hidden_act = 'foo'; known: .*silu"),
     ],
 )
 def test_configs_that_give_no_model(

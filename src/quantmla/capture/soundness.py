@@ -20,6 +20,7 @@ def check_checkpoint(source: TensorSource, adapter: Adapter) -> None:
     adapter.check(source)
     skeleton = open_skeleton(source, adapter, None)
     _check_counts(skeleton.config)
+    _check_names(skeleton.config)
     _check_rope(getattr(skeleton.config, "rope_parameters", None) or {})
     _check_ends(skeleton)
 
@@ -44,9 +45,22 @@ def _check_counts(config: Any) -> None:
         )
 
 
-def _check_rope(rope: dict[str, Any]) -> None:
+def _check_names(config: Any) -> None:
+    from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    rope = getattr(config, "rope_parameters", None) or {}
+    for key, value, known in (
+        ("hidden_act", getattr(config, "hidden_act", "silu"), ACT2FN),
+        ("rope_type", rope.get("rope_type", "default"), {"default", *ROPE_INIT_FUNCTIONS}),
+    ):
+        require(
+            isinstance(value, str) and value in known,
+            f"config.json gives {key} = {value!r}; known: {', '.join(sorted(known))}",
+        )
+
+
+def _check_rope(rope: dict[str, Any]) -> None:
     for key in ("rope_theta", "factor"):
         value = rope.get(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -54,11 +68,6 @@ def _check_rope(rope: dict[str, Any]) -> None:
             value is None or (number and 0 < value < math.inf),
             f"config.json gives rope parameters with {key} = {value!r}; it must be above 0",
         )
-    kind, known = rope.get("rope_type", "default"), sorted({"default", *ROPE_INIT_FUNCTIONS})
-    require(
-        kind in known,
-        f"config.json gives rope parameters with rope_type = {kind!r}; known: {', '.join(known)}",
-    )
 
 
 def _check_ends(skeleton: Skeleton) -> None:
