@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import add_tokenizer, build, logits, random_tokens
+from tiny import add_tokenizer, build, logits, random_tokens, rewrite_tensors
 
 from quantmla import pipeline
 from quantmla.arch import adapter_for
@@ -434,21 +434,14 @@ def test_weights_that_are_not_finite_are_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_without_its_head_is_refused_before_work(
-    recipe, tiny_model: Tiny, tmp_path: Path, capsys
+def test_a_broken_config_is_refused_in_the_dry_run_too(
+    recipe, tiny_checkpoint: Tiny, tmp_path: Path, capsys
 ):
-    headless = tmp_path / "headless"
-    shutil.copytree(tiny_model("deepseek_v3"), headless)
-    shard = headless / open_source(headless).shard_of["lm_head.weight"]
-    index = headless / "model.safetensors.index.json"
-    kept = json.loads(index.read_text())
-    del kept["weight_map"]["lm_head.weight"]
-    index.write_text(json.dumps(kept))
-    save_file({k: x for k, x in load_file(shard).items() if k != "lm_head.weight"}, shard)
+    bad = rewrite_tensors(tiny_checkpoint("youtu"), tmp_path / "bad", {}, hidden_act="foo")
     for flags in ((), ("--dry-run",)):
-        said = refused(capsys, 1, recipe(headless, tmp_path / "out", RTN, *flags))
-        assert "headless lacks lm_head.weight" in said
-    assert {path.name for path in tmp_path.iterdir()} == {"out.yaml", "headless"}
+        said = refused(capsys, 1, recipe(add_tokenizer(bad), tmp_path / "out", RTN, *flags))
+        assert "hidden_act = 'foo'" in said
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path: Path, capsys):
@@ -493,8 +486,6 @@ def test_a_model_without_a_tokenizer_or_of_another_kind(
 
 
 def test_mtp_layers_are_copied_and_named(recipe, tiny_checkpoint: Tiny, tmp_path: Path, capsys):
-    from tiny import rewrite_tensors
-
     tiny = open_source(tiny_checkpoint("deepseek_v3"))
     extra = {
         name.replace("layers.1.", "layers.2."): tiny.tensor(name)

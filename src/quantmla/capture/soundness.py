@@ -20,8 +20,7 @@ def check_checkpoint(source: TensorSource, adapter: Adapter) -> None:
     adapter.check(source)
     skeleton = open_skeleton(source, adapter, None)
     _check_counts(skeleton.config)
-    _check_names(skeleton.config)
-    _check_rope(getattr(skeleton.config, "rope_parameters", None) or {})
+    _check_values(skeleton.config)
     _check_ends(skeleton)
 
 
@@ -45,7 +44,7 @@ def _check_counts(config: Any) -> None:
         )
 
 
-def _check_names(config: Any) -> None:
+def _check_values(config: Any) -> None:
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -58,9 +57,6 @@ def _check_names(config: Any) -> None:
             isinstance(value, str) and value in known,
             f"config.json gives {key} = {value!r}; known: {', '.join(sorted(known))}",
         )
-
-
-def _check_rope(rope: dict[str, Any]) -> None:
     for key in ("rope_theta", "factor"):
         value = rope.get(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -80,7 +76,9 @@ def _check_ends(skeleton: Skeleton) -> None:
         if not name.startswith("layers.")
     }
     head = _head(source)
-    if head is not None or not (config.tie_word_embeddings or _tied_outside(source)):
+    # a wrapper may say it for its language model
+    tied = config.tie_word_embeddings or source.config.get("tie_word_embeddings")
+    if head is not None or not tied:
         shapes[head or HEAD] = (config.vocab_size, config.hidden_size)
     for name, shape in shapes.items():
         require(name in source.entries, f"the checkpoint {source.path} lacks {name}")
@@ -94,8 +92,3 @@ def _head(source: TensorSource) -> str | None:
     """The head's name: a wrapper puts more before it, and MTP layers may have heads as well."""
     found = (name for name in source.names if name == HEAD or name.endswith(f".{HEAD}"))
     return next((name for name in found if "mtp" not in name.split(".")), None)
-
-
-def _tied_outside(source: TensorSource) -> bool:
-    """A wrapper says it for its language model."""
-    return bool(source.config.get("tie_word_embeddings"))
