@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import add_tokenizer, build, logits, random_tokens
+from tiny import add_tokenizer, build, logits, random_tokens, rewrite_tensors
 
 from quantmla import pipeline
 from quantmla.arch import adapter_for
@@ -420,18 +420,29 @@ def with_tensor(model: Path, out: Path, name: str, value: float) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["self_attn.kv_b_proj.weight", "self_attn.kv_a_layernorm.weight", "mlp.gate_proj.weight"],
+    [
+        *(f"layers.0.self_attn.{part}.weight" for part in ("kv_b_proj", "kv_a_layernorm")),
+        *("layers.0.mlp.gate_proj.weight", "norm.weight", "embed_tokens.weight"),
+        "layers.1.mlp.experts.3.up_proj.weight",  # which calibration text may never reach
+    ],
 )
 def test_weights_that_are_not_finite_are_named(
     name: str, recipe, tiny_model: Tiny, tmp_path: Path, capsys
 ):
-    bad = with_tensor(
-        tiny_model("deepseek_v3"), tmp_path / "bad", f"model.layers.0.{name}", float("nan")
-    )
+    bad = with_tensor(tiny_model("deepseek_v3"), tmp_path / "bad", f"model.{name}", float("nan"))
     said = refused(capsys, 1, recipe(bad, tmp_path / "out"))
-    assert "NaN or infinite" in said
-    assert "layer 0" in said or "layers.0" in said
+    assert f"model.{name} has 1 of" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_config_is_refused_in_the_dry_run_too(
+    recipe, tiny_checkpoint: Tiny, tmp_path: Path, capsys
+):
+    bad = rewrite_tensors(tiny_checkpoint("youtu"), tmp_path / "bad", {}, hidden_act="foo")
+    for flags in ((), ("--dry-run",)):
+        said = refused(capsys, 1, recipe(add_tokenizer(bad), tmp_path / "out", RTN, *flags))
+        assert "hidden_act = 'foo'" in said
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path: Path, capsys):
@@ -482,8 +493,6 @@ def test_a_model_without_a_tokenizer_or_of_another_kind(
 
 
 def test_mtp_layers_are_copied_and_named(recipe, tiny_checkpoint: Tiny, tmp_path: Path, capsys):
-    from tiny import rewrite_tensors
-
     tiny = open_source(tiny_checkpoint("deepseek_v3"))
     extra = {
         name.replace("layers.1.", "layers.2."): tiny.tensor(name)

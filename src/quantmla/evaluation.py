@@ -14,6 +14,7 @@ import torch
 
 from quantmla.arch import Adapter, adapter_for
 from quantmla.capture.decoder import transformers_config
+from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
@@ -67,7 +68,7 @@ def evaluate(
 ) -> Sequence[Mapping[str, Any]]:
     """Rows of the comparison, the unquantised model first; `needles` says how much recall."""
     subject = open_subject(request)
-    subject.adapter.check(subject.base)
+    check_checkpoint(subject.base, subject.adapter)
     device = resolve_device(request.device)
     fmt = format_asked(request, subject)
     methods = request.methods or default_methods(subject)

@@ -157,9 +157,9 @@ def _fit_site(
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + site.cache_index)
     fmt = settings.fmt.for_layer(site.cache_index)
     try:
-        fitted: Fitted = load_method(settings.method).fit(layer, fmt, settings.options, generator)
         plain = identity(weights.norm_R.cpu(), captured.k_rope_BSE.shape[-1] // 2)
-        before = held_out_errors(layer, plain, fmt)
+        before = held_out_errors(layer, plain, fmt)  # first: it refuses what no method can learn
+        fitted: Fitted = load_method(settings.method).fit(layer, fmt, settings.options, generator)
         after = held_out_errors(layer, fitted.transform, fmt)
     except torch.OutOfMemoryError as error:
         raise QuantMLAError(

@@ -121,6 +121,17 @@ def test_a_bare_tokenizer_file_is_enough(
         load_tokenizer(tmp_path)
 
 
+def test_a_config_that_the_tokenizer_trips_over_is_blamed_with_its_reason(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "deepseek_v3", "rms_norm_eps": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64}))
+    with pytest.raises(QuantMLAError, match="'rms_norm_eps' expected float, got NoneType"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer_config.json", "[]")],

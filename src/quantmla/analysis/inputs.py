@@ -14,6 +14,7 @@ from quantmla import __version__
 from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
 from quantmla.analysis.protocol import PRESETS, Protocol
 from quantmla.arch import Adapter, adapter_for
+from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, packaged_texts, read_text
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
@@ -70,7 +71,7 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
         f"{request.model} has no rope path: there are not two paths to compare",
         UnsupportedModel,
     )
-    adapter.check(source)
+    check_checkpoint(source, adapter)
     texts = tuple((Path(name).name, read_text(name)) for name in request.texts)
     texts = texts or packaged_texts()
     run = AnalysisRun(

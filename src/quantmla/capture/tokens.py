@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import QuantMLAError, UsageError, one_line, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,5 +120,6 @@ def load_tokenizer(folder: Path) -> Any:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # tokenizers raises plain ones
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise QuantMLAError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+        raise QuantMLAError(
+            f"the tokenizer in {folder} cannot be loaded: {one_line(error)}"
+        ) from error

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import load_tokenizer
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -85,7 +86,7 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     )
     given = request.evaluation
     subject = open_subject(given)
-    subject.adapter.check(subject.base)
+    check_checkpoint(subject.base, subject.adapter)
     asked = asked_tasks(request.tasks, min(NEEDLE_LENGTH, positions(subject)))
     check_tasks(asked, request, positions(subject))
     geometry = subject.adapter.geometry(subject.base.config)
