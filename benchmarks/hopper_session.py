@@ -350,10 +350,28 @@ def rows_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def published(rows: list[dict]) -> list[dict]:
+    """What a result file keeps: of a trial's checks how many there were, and the worst."""
+    checks: dict[str, list[dict]] = {}
+    for row in rows:
+        if row["kind"] == "check":
+            checks.setdefault(row["trial"], []).append(row)
+    kept = []
+    for row in rows:
+        if row["kind"] == "checked" and row["trial"] in checks:
+            each = checks[row["trial"]]
+            row = row | {"checks": len(each), "all_passed": all(c["passed"] for c in each)}
+            row |= {key: round(max(c[key] for c in each), 6) for key in ("error", "lse_error")}
+        if row["kind"] not in ("start", "end", "check"):
+            kept.append(row)
+    return kept
+
+
 def write_results(folder: Path, out: Path) -> None:
     """All rows so far; beside, then renamed, so that there is always a whole file."""
     rows = folder / "results.json"
-    rows.write_text(json.dumps(rows_of(folder), indent=1))
+    lines = (json.dumps(row, separators=(",", ":")) for row in published(rows_of(folder)))
+    rows.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     part = out / "results.json.part"
     shutil.copyfile(rows, part)
     part.replace(out / "results.json")

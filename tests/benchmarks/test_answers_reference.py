@@ -1,9 +1,8 @@
 """Replaying an engine's steps with transformers: the steps, the tolerance, and that it can fail."""
 
-import json
-
 import pytest
 import torch
+from answers_engines import unfused_nano
 from answers_reference import (
     Pass,
     Step,
@@ -17,7 +16,6 @@ from answers_reference import (
     truncated,
 )
 
-from quantmla.checkpoint.locate import locate
 from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.serve.vllm.pool import SHORT_CHUNK
 
@@ -77,13 +75,7 @@ def test_a_short_step_cut_at_a_page_reads_what_it_read_whole():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """nano with a cache of 2-bit latents, not fused, in float32 and in bfloat16."""
-    folder = tmp_path_factory.mktemp("nano")
-    for path in locate("nano").iterdir():
-        (folder / path.name).symlink_to(path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").unlink()
-    config["quantmla_config"] = {"version": 1, "format": FORMAT.to_json(), "ignored_layers": []}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = unfused_nano(tmp_path_factory.mktemp("models") / "nano", FORMAT.name)
     return tuple(_model(folder, dtype, "cpu") for dtype in (torch.float32, torch.bfloat16))
 
 

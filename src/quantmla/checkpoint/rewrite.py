@@ -88,9 +88,8 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
         f"the output folder {out} overlaps the model's own folder {source}",
         UsageError,
     )
-    check_makeable(_part_of(target), out)
+    check_makeable(_part_of(target), out)  # beside it, under the longest name that is written
     if not target.exists():
-        check_makeable(target, out)
         return
     require(
         overwrite, f"{out} exists: choose another output folder, or pass --overwrite", UsageError
