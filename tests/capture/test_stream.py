@@ -2,7 +2,7 @@
 
 import gc
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -342,6 +342,15 @@ def test_missing_and_misshapen_tensors_name_the_layer(
         next(stream)
 
 
+@pytest.fixture
+def usual_ctrl_c() -> Iterator[None]:
+    """A run in the background of a shell is given processes that ignore it."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 @pytest.mark.parametrize("then_fails", [False, True])
 def test_ctrl_c_while_a_layer_is_loaded_is_no_fault_of_the_checkpoint(
     tiny_checkpoint: Folder, monkeypatch: pytest.MonkeyPatch, then_fails: bool
@@ -362,6 +371,7 @@ def test_ctrl_c_while_a_layer_is_loaded_is_no_fault_of_the_checkpoint(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_a_second_ctrl_c_does_not_wait_for_the_layer(
     tiny_checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
