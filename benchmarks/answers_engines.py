@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from bench_serve import environment
+from bench_serve import environment, require_gpus
 
 from quantmla.checkpoint.locate import locate
+from quantmla.errors import UsageError, require
 from quantmla.quant.format import parse_format
 
 SCRIPT = Path(__file__).with_name("serve_answers.py")
@@ -50,6 +51,13 @@ ENGINES = {
 def possible(gpus: int) -> list[str]:
     """Engines that so many GPUs can run."""
     return [name for name, engine in ENGINES.items() if engine.gpus <= gpus]
+
+
+def chosen(names: Sequence[str] | None) -> list[str]:
+    """Engines of these names, or all that the machine's GPUs can run; UsageError for too few."""
+    found = possible(torch.cuda.device_count()) if names is None else list(dict.fromkeys(names))
+    require_gpus(max((ENGINES[name].gpus for name in found), default=1))
+    return found
 
 
 def unfused_nano(folder: Path, name: str) -> Path:
@@ -100,17 +108,15 @@ def _run(command: Sequence[str], log: Any, env: dict[str, str]) -> str:
     return done.stdout
 
 
-def run_engines(
-    work: Path, names: Sequence[str] | None = None
-) -> Iterator[tuple[str, Lines | None]]:
-    """Engines as they end; those that the machine's GPUs can run where no names are given.
-
-    FileExistsError where `work` has an engine's folder.
-    """
-    names = possible(torch.cuda.device_count()) if names is None else names
+def run_engines(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Lines | None]]:
+    """Engines as they end. UsageError where `work` is a file, or has an engine's folder."""
+    require(work.is_dir() or not work.exists(), f"{work} is not a folder", UsageError)
     for name in names:
-        if (work / name).exists():
-            raise FileExistsError(f"{work / name} exists: give another folder for the work")
+        require(
+            not (work / name).exists(),
+            f"{work / name} exists: give another folder for the work",
+            UsageError,
+        )
     with ThreadPoolExecutor(len(names)) as threads:
         runs = {threads.submit(run_engine, work / name, ENGINES[name]): name for name in names}
         for run in as_completed(runs):

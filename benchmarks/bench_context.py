@@ -28,7 +28,7 @@ DIGITS = 8
 def as_text(document: dict[str, Any]) -> str:
     """One line of JSON."""
     short = json.loads(json.dumps(document), parse_float=lambda x: float(f"{float(x):.{DIGITS}g}"))
-    return json.dumps(short) + "\n"
+    return json.dumps(short, separators=(",", ":")) + "\n"
 
 
 def main() -> None:

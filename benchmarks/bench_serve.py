@@ -24,10 +24,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from serve_jobs import GROUPS, VARIANTS, rank
 from serve_lanes import Engine, Row, Task, Worker, run_lane
 
+from quantmla.arguments import new_or_old_file, positive, seconds
 from quantmla.bench.results import read_rows, result_path, write
+from quantmla.errors import QuantMLAError, UsageError, require
 
 RESULTS = Path(__file__).with_name("results")
 PLAIN = {  # what vLLM needs to run in one process on a machine without a network
@@ -56,6 +59,11 @@ def missing(engines: Sequence[Engine], rows: Sequence[Row]) -> list[Task]:
         if (job.name, engine.variant, repeat) not in done
     ]
     return sorted(tasks, key=lambda task: rank(task.job, task.engine.variant, task.repeat))
+
+
+def require_gpus(wanted: int) -> None:
+    seen = torch.cuda.device_count()
+    require(seen >= wanted, f"needs {wanted} GPU(s), and torch sees {seen}", UsageError)
 
 
 class Results:
@@ -117,20 +125,27 @@ def drive(options: argparse.Namespace, caches: Path) -> None:
 def main() -> None:
     every = [f"{group.name}/{variant}" for group in GROUPS for variant in VARIANTS]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=3600, help="time for everything")
-    parser.add_argument("--output", type=Path, help="result file to begin or to go on with")
+    parser.add_argument("--seconds", type=seconds, default=3600, help="time for everything")
+    parser.add_argument(
+        "--output", type=new_or_old_file, help="result file to begin or to go on with"
+    )
     parser.add_argument("--engines", nargs="+", choices=every, default=every, metavar="ENGINE")
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpus", type=positive, default=1)
     parser.add_argument("--caches", type=Path, help="compiled code of earlier runs")
-    parser.add_argument("--shrink", type=int, default=1, help="jobs so many times smaller")
+    parser.add_argument("--shrink", type=positive, default=1, help="jobs so many times smaller")
     parser.add_argument(
         "--rehearse", action="store_true", help="vLLM's scheduler alone: no GPU, no results"
     )
     options = parser.parse_args()
     if options.rehearse and options.output is None:
         parser.error("--rehearse makes no results: say with --output where its rows go")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        drive(options, options.caches or Path(folder))
+    try:
+        if not options.rehearse:
+            require_gpus(options.gpus)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            drive(options, options.caches or Path(folder))
+    except QuantMLAError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from bench_serve import PLAIN, environment
 from wide_nano import write_wide_nano
 
 from quantmla import pipeline
+from quantmla.arguments import new_or_old_file
 from quantmla.bench.results import result_path, write
 from quantmla.recipe import EvaluationRequest, TaskRequest, recipe_from
 from quantmla.tasks.results import item_path, read_run
@@ -141,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k_test.jsonl")
     parser.add_argument("--work", type=Path, required=True, help="folder for models and runs")
-    parser.add_argument("--output", type=Path, help="result file to write")
+    parser.add_argument("--output", type=new_or_old_file, help="result file to write")
     parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--limit", type=int, default=64, help="items of each task")
     parser.add_argument("--max-new-tokens", type=int, default=48)

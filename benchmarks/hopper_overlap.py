@@ -6,6 +6,7 @@ Prints cycles of a multiprocessor for one product (a wgmma of a warpgroup; four 
 each quarter) and for one instruction of four warps, alone and side by side.
 """
 
+import argparse
 import ctypes
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -68,8 +69,12 @@ def run(code: bytes, per_round: int, tensor_warps: int, other_warps: int) -> tup
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.parse_args()
     import torch
 
+    if not torch.cuda.is_available():
+        parser.error("needs a Hopper GPU, and torch sees none")
     torch.zeros(1, device="cuda")
     keys = [(p, o) for p in PRODUCTS for o in OTHERS]
     with ThreadPoolExecutor(16) as pool:

@@ -3,6 +3,7 @@
 python benchmarks/hopper_products.py
 """
 
+import argparse
 import ctypes
 import sys
 from pathlib import Path
@@ -46,8 +47,12 @@ def cycles(code: bytes, warpgroups: int) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.parse_args()
     import torch
 
+    if not torch.cuda.is_available():
+        parser.error("needs a Hopper GPU, and torch sees none")
     torch.zeros(1, device="cuda")
     for pattern, name in enumerate(PATTERNS):
         code = image(pattern)

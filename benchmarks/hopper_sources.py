@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quantmla.arguments import new_or_old_file
 from quantmla.bench.baselines import BASELINES, bf16_cache, find_libraries, load
 from quantmla.bench.inputs import RANK, ROPE, synthetic_cache, synthetic_query
 from quantmla.bench.results import write
@@ -127,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--libraries", type=Path, help="with vLLM's BF16 kernels (default: vllm's)")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=new_or_old_file)
     options = parser.parse_args()
     versions = versions_in(options.folder)
     baselines = load(find_libraries(options.libraries))

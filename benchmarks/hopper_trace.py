@@ -138,3 +138,7 @@ def _ends(blocks) -> dict:
         "ended": spread([row[-1][0] - zero for row in known]),
         "MHz": spread(rate),
     }
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nusage: hopper_session.py reads it, and is what to run")

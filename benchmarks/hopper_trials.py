@@ -204,3 +204,7 @@ CHECKS = [
     (5, 3, (0, 129, 130, 191, 193, 4096), None),
     (64, 2, (2000, 65), 3),
 ]
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nusage: hopper_session.py reads it, and is what to run")

@@ -16,13 +16,13 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from cuda.bindings import driver
 
+from quantmla.arguments import new_or_old_file
 from quantmla.bench.results import write
 from quantmla.kernels import problem
 from quantmla.kernels.api import Tokens
@@ -171,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=27)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=new_or_old_file)
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(args.layers, args.steps)

@@ -25,11 +25,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from answers_engines import ENGINES, run_engines
+from answers_engines import ENGINES, chosen, run_engines
 from answers_reference import compare
+from bench_serve import require_gpus
 
+from quantmla.arguments import count, new_or_old_file, positive
 from quantmla.capture.tokens import load_tokenizer, read_text
 from quantmla.checkpoint.locate import locate
+from quantmla.errors import QuantMLAError, UsageError, require
+
+ANSWERS = ("environment", "format", "runner", "drafts", "tensor_parallel", "requests")
 
 
 def texts(checkpoint: str) -> list[int]:
@@ -45,11 +50,23 @@ def run_name(found: Mapping[str, Any]) -> str:
     return f"{found['format']}, {found['runner']} runner{drafts}{parallel}"
 
 
+def read_answers(path: Path, keys: Sequence[str]) -> Any:
+    """A JSON file with these keys; UsageError for any other."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {reason}") from None
+    whole = isinstance(found, dict) and all(key in found for key in keys)
+    require(whole, f"{path} is not a file with {', '.join(keys)}", UsageError)
+    return found
+
+
 def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
     """Adds the lines to a result file; its environment is that of the machine that served."""
-    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    old = read_answers(path, ["rows"])["rows"] if path.exists() else []
     run = run_name(found)
-    rows = [row for row in old if row["run"] != run] + [{"run": run, **line} for line in lines]
+    rows = [row for row in old if row.get("run") != run] + [{"run": run, **line} for line in lines]
     body = ",\n".join("  " + json.dumps(row) for row in rows)
     draft = path.with_name(path.name + ".tmp")
     head = json.dumps(found["environment"], indent=1)
@@ -60,7 +77,7 @@ def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]
 def run_all(options: argparse.Namespace) -> bool:
     """Whether every engine's answers are right; WORK/ENGINE has its answers, lines and log."""
     right = True
-    for name, lines in run_engines(options.work, options.engines):
+    for name, lines in run_engines(options.work, chosen(options.engines)):
         path = options.work / name
         if lines is None:
             print(f"{name}: no answers, see {path / 'log.txt'}", flush=True)
@@ -74,40 +91,54 @@ def run_all(options: argparse.Namespace) -> bool:
     return right
 
 
+def run_collect(options: argparse.Namespace) -> bool:
+    require_gpus(options.tensor_parallel)
+    from answers_collect import collect
+
+    text = texts(options.checkpoint)
+    found = collect(options.checkpoint, text, options.drafts, options.tensor_parallel)
+    options.file.write_text(json.dumps(found))
+    print(f"{options.file}: {len(found['requests'])} requests")
+    return True
+
+
+def run_compare(options: argparse.Namespace) -> bool:
+    """Whether all answers are right."""
+    found, lines = read_answers(options.file, ANSWERS), []
+    for line in compare(options.checkpoint, found):
+        print(json.dumps(line), flush=True)
+        lines.append(line)
+    if options.output is not None:
+        keep(options.output, found, lines)
+    return not any(line["fault"] for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    run = {"all": run_all, "collect": run_collect, "compare": run_compare}
     commands = parser.add_subparsers(dest="command", required=True)
     sub = commands.add_parser("all")
     sub.add_argument("work", type=Path, help="folder for what engines leave")
     sub.add_argument("--engines", nargs="+", choices=list(ENGINES), metavar="ENGINE")
-    sub.add_argument("--output", type=Path, help="result file that gains the lines")
+    sub.add_argument("--output", type=new_or_old_file, help="result file that gains the lines")
     for name in ("collect", "compare"):
         sub = commands.add_parser(name)
         sub.add_argument("checkpoint")
-        sub.add_argument("file", type=Path)
+        sub.add_argument("file", type=new_or_old_file)
         if name == "collect":
-            sub.add_argument("--drafts", type=int, default=0, help="n-gram drafts of a step")
-            sub.add_argument("--tensor-parallel", type=int, default=1)
+            sub.add_argument("--drafts", type=count, default=0, help="n-gram drafts of a step")
+            sub.add_argument("--tensor-parallel", type=positive, default=1)
         else:
-            sub.add_argument("--output", type=Path, help="result file that gains the lines")
+            sub.add_argument(
+                "--output", type=new_or_old_file, help="result file that gains the lines"
+            )
     options = parser.parse_args()
-    if options.command == "all":
-        raise SystemExit(not run_all(options))
-    if options.command == "compare":
-        found, lines = json.loads(options.file.read_text()), []
-        for line in compare(options.checkpoint, found):
-            print(json.dumps(line), flush=True)
-            lines.append(line)
-        if options.output is not None:
-            keep(options.output, found, lines)
-        raise SystemExit(any(line["fault"] for line in lines))
-    from answers_collect import collect
-
-    found = collect(
-        options.checkpoint, texts(options.checkpoint), options.drafts, options.tensor_parallel
-    )
-    options.file.write_text(json.dumps(found))
-    print(f"{options.file}: {len(found['requests'])} requests")
+    try:
+        if getattr(options, "output", None) is not None and options.output.exists():
+            read_answers(options.output, ["rows"])  # before work
+        raise SystemExit(not run[options.command](options))
+    except QuantMLAError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 from bench_serve import environment
 
+from quantmla.arguments import new_or_old_file, seconds
 from quantmla.bench.results import write
 from quantmla.quant.format import parse_format
 from quantmla.serve.settings import NOT_COMPILED
@@ -198,8 +199,8 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--format", default="c4r4")
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
-    parser.add_argument("--seconds", type=float, default=240)
-    parser.add_argument("--output", type=Path, help="result file to write")
+    parser.add_argument("--seconds", type=seconds, default=240)
+    parser.add_argument("--output", type=new_or_old_file, help="result file to write")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:

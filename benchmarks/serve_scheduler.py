@@ -36,6 +36,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from quantmla.arguments import new_or_old_file
 from quantmla.bench.results import write
 from quantmla.quant.format import parse_format
 from quantmla.serve.vllm.layer import PackedAttention, WindowCache
@@ -205,7 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--jobs", nargs="*", help="parts of jobs' names (default: all)")
-    parser.add_argument("--output", type=Path, help="result file to write")
+    parser.add_argument("--output", type=new_or_old_file, help="result file to write")
     options = parser.parse_args()
     rows = []
     for group in GROUPS:

@@ -107,7 +107,10 @@ def write_wide_nano(out: Path, seed: int = SEED) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    write_wide_nano(parser.parse_args().out)
+    try:
+        write_wide_nano(parser.parse_args().out)
+    except FileExistsError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ NAMES = {
     "families": re.compile(r"families_.+_(\d{8})\.json"),
 }
 COLUMNS = (
-    *("cache", "pool, tokens", "output tok/s", "x bf16", "preemptions", "computed twice"),
+    *("cache", "pool, tokens", "output tok/s", "of all runs", "x bf16", "preemptions"),
+    "computed twice",
     *("running", "TTFT p50, s", "TPOT p50, ms", "TPOT p99, ms", "gap p50, ms", "runs"),
 )
 COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
@@ -40,7 +41,7 @@ def newest(folder: Path, what: str = "serve") -> Path | None:
 
 
 def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By job and variant, the medians of every number, and how many runs there were."""
+    """By job and variant, the medians of all numbers, how many runs there were, their range."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["job"], row["variant"]), []).append(row)
@@ -51,7 +52,9 @@ def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
             for name, value in members[0].items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         }
-        runs = {"runs": len(members), "prefix_caching": members[0]["prefix_caching"]}
+        speeds = [row["output_tok_s"] for row in members]
+        runs = {"runs": len(members), "slowest": min(speeds), "fastest": max(speeds)}
+        runs["prefix_caching"] = members[0]["prefix_caching"]
         found.setdefault(job, {})[variant] = middle | runs
     return found
 
@@ -68,6 +71,7 @@ def _line(variants: Mapping[str, Mapping[str, Any]], variant: str) -> str:
         variant,
         f"{row['pool_tokens']:,.0f}",
         f"{row['output_tok_s']:,.0f}",
+        f"{row['slowest']:,.0f} to {row['fastest']:,.0f}" if row["runs"] > 1 else "",
         "-" if ratio is None else f"{ratio:.2f}",
         f"{row['preemptions']:,.0f}",
         f"{row['recomputed_tokens']:,.0f}",

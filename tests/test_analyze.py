@@ -135,7 +135,7 @@ def test_r46_an_interrupted_run_goes_on_to_the_same_figures(
     with pytest.raises(UsageError, match="unfinished run: go on with --resume"):
         analyze(stopped, progress=False)
     other = request(model, out, short_text, studies=("gain",), resume=True)
-    with pytest.raises(UsageError, match="another run: its studies differ"):
+    with pytest.raises(UsageError, match="another run, with other studies"):
         analyze(other, progress=False)
     again = request(model, out, short_text, studies=studies, resume=True)
     analyze(again, progress=False)
@@ -191,7 +191,7 @@ def test_results_are_replaced_only_when_asked(tiny_model: Tiny, short_text: Path
     [
         ({"preset": "huge"}, "unknown preset 'huge'; known: default, paper, quick"),
         ({"studies": ("gane",)}, "unknown study 'gane'; known: matched_error, gain"),
-        ({"texts": ("absent.txt",)}, "no text file at absent.txt"),
+        ({"texts": ("absent.txt",)}, "no text file at 'absent.txt'"),
         ({"device": "abacus"}, "'abacus'"),
     ],
 )
@@ -211,10 +211,23 @@ def test_a_text_that_is_too_short_is_named(tiny_model: Tiny, tmp_path: Path):
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "out", text), progress=False)
 
 
+def test_a_text_of_one_token_is_named(tiny_model: Tiny, tmp_path: Path):
+    text = tmp_path / "note.txt"
+    text.write_text("x" * 1000)
+    with pytest.raises(UsageError, match=r"text note\.txt repeats one token through a window"):
+        analyze(request(tiny_model("deepseek_v3"), tmp_path / "out", text), progress=False)
+    assert list(tmp_path.iterdir()) == [text]
+
+
 def test_folders_that_cannot_be_meant(tiny_model: Tiny, short_text: Path, tmp_path: Path):
     model = tiny_model("deepseek_v3")
     (tmp_path / "file").write_text("x")
-    for name, words in (("..", "has no name"), ("file", "is a file"), ("a\0b", "has no name")):
+    for name, words in (
+        ("..", "has no name"),
+        ("file", "may be written to"),
+        ("file/x", "output .*x cannot be written: Not a directory"),
+        ("a\0b", "has no name"),
+    ):
         with pytest.raises(UsageError, match=words):
             analyze(request(model, tmp_path / name, short_text), progress=False)
 

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from quantmla.arguments import Parser, count, names, positive
+from quantmla.arguments import Parser, count, names, new_or_old_file, positive, seconds
 from quantmla.errors import UsageError
 
 
@@ -17,6 +17,22 @@ def test_what_is_no_whole_number(text: str):
     for kind in (positive, count):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
             kind(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "0", "inf", "x", ""])
+def test_what_is_no_time(text: str):
+    assert seconds("1.5") == 1.5
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number of seconds above 0"):
+        seconds(text)
+
+
+def test_a_file_is_in_a_folder_that_exists(tmp_path):
+    (tmp_path / "old").write_text("")
+    for name in ("old", "new"):
+        assert new_or_old_file(str(tmp_path / name)) == tmp_path / name
+    for path in (tmp_path, tmp_path / "none" / "new", tmp_path / "old" / "new"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a file in a folder"):
+            new_or_old_file(str(path))
 
 
 def test_names_are_split_stripped_and_said_once():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,25 @@ def test_the_card_says_what_was_done_and_with_which_errors():
     assert "ab" * 32 in card
     assert "| model.layers.0.self_attn | 4.00e-03 → 5.00e-04 | 1.00e-03 → 7.00e-04 |" in card
     assert "{" not in card
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (LOG.after, "What changed is the basis of\nits two cached paths, so that a cache of 2-bit"),
+        (LOG.before._replace(content_output=1e-3), "the basis of\nits cached latents, so that"),
+        (LOG.before._replace(rope_output=1e-3), "the basis of\nits cached rope keys, so that"),
+    ],
+)
+def test_the_card_names_the_paths_that_changed(after: PathErrors, words: str):
+    same = replace(LOG, after=LOG.before)
+    assert words in model_card(config(), [same, replace(LOG, after=after)])
+
+
+def test_the_card_of_a_method_that_changes_nothing_promises_nothing():
+    card = model_card(config() | {"method": "rtn"}, [replace(LOG, after=LOG.before)])
+    assert "No basis changed: the weights\nkeep their values, and a cache of 2-bit latents" in card
+    assert "loses less" not in card
 
 
 def test_the_card_of_a_mixed_format_names_the_layers():

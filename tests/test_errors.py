@@ -7,6 +7,7 @@ from quantmla.errors import (
     QuantMLAError,
     UnsupportedModel,
     UsageError,
+    one_line,
     require,
 )
 
@@ -21,3 +22,11 @@ def test_require_raises_the_given_error_only_when_it_must():
     require(True, "never seen")
     with pytest.raises(UsageError, match=r"^seen$"):
         require(False, "seen", UsageError)
+
+
+def test_errors_of_other_libraries_end_a_sentence_with_their_reason():
+    assert (
+        one_line(ValueError("field 'x':\n  must be\n a number ")) == "field 'x': must be a number"
+    )
+    assert one_line(KeyError("foo")) == "there is no 'foo'"
+    assert one_line(ValueError()) == "ValueError"

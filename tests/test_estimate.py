@@ -108,6 +108,12 @@ def test_bad_workloads_are_named(key, value):
         Workload(**{key: value})
 
 
+def test_more_layers_than_any_model_has_are_refused_without_a_list_of_them():
+    many = DEEPSEEK_R1 | {"num_hidden_layers": 10**12}
+    with pytest.raises(UnsupportedModel, match=r"num_hidden_layers = 10{12}; no model has more"):
+        estimate(many, parse_format("c4r4"), Workload())
+
+
 def test_a_model_without_latent_attention_is_refused():
     with pytest.raises(UnsupportedModel, match="llama"):
         estimate({"model_type": "llama", "hidden_size": 64}, C4R4, Workload())

@@ -55,7 +55,7 @@ def run(short_text: Path):
 def test_rows_of_a_fused_folder(fused: Path, run):
     rows = run(fused, methods=("rtn", "quarot"))
     assert [list(row) for row in rows] == [KEYS] * 4
-    assert [row["method"] for row in rows] == ["bf16", "rtn", "quarot", "paper"]
+    assert [row["method"] for row in rows] == ["bf16", "rtn", "quarot", "paper-fused"]
     base, *others = rows
     assert (base["format"], base["kl_mean"], base["kl_p99"], base["top1"]) == ("bf16", 0, 0, 1)
     assert base["bytes_per_token"] == 2 * (64 + 16)
@@ -121,8 +121,17 @@ def test_a_fused_folder_is_measured_as_its_simulation_is(
 
 def test_no_two_rows_have_one_name(fused: Path, run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evaluation, "fit", lambda *args: {})
-    rows = run(fused)  # of `paper`, which is a baseline too
-    assert [row["method"] for row in rows] == ["bf16", "rtn", "smoothquant", "quarot", "paper"]
+    names = ["rtn", "smoothquant", "quarot", "paper", "identity"]
+    rows = run(fused)  # of `paper`, which is a baseline too, in another quantiser
+    assert [row["method"] for row in rows] == ["bf16", *names, "paper-fused"]
+
+
+def test_a_row_of_the_folder_s_own_name_is_refused(
+    fused: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(evaluation, "published", lambda fmt: fmt)  # one quantiser for all
+    with pytest.raises(UsageError, match="--methods names paper, which the folder itself is of"):
+        run(fused, methods=("rtn", "paper"))
 
 
 def test_recall_is_a_share_of_needles(fused: Path, run):
@@ -141,10 +150,10 @@ def test_an_unfused_model_is_compared_with_itself_under_every_method(
 
     monkeypatch.setattr(evaluation, "fit", fit)
     rows = run(tiny_model("deepseek_v3"))
-    names = ["rtn", "smoothquant", "quarot", "paper", "quantmla"]
+    names = ["rtn", "smoothquant", "quarot", "paper", "identity", "quantmla"]
     assert [row["method"] for row in rows] == ["bf16", *names]
     # the published methods in the published quantiser, ours in our own
-    assert fitted == [(name, "paper") for name in names[:-1]] + [("quantmla", "hold_zero")]
+    assert fitted == [(n, "paper") for n in names[:4]] + [(n, "hold_zero") for n in names[4:]]
 
 
 @pytest.mark.parametrize("method", [smoothquant, paper])
@@ -201,12 +210,12 @@ def test_what_cannot_be_compared_is_refused(fused: Path, tiny_model: Tiny, tmp_p
     base = tiny_model("deepseek_v3")
     with pytest.raises(QuantMLAError, match=r"is not the checkpoint that .* hashes differ"):
         run(fused, baseline=str(tiny_model("youtu")))
+    with pytest.raises(QuantMLAError, match="no model at ''"):
+        run(fused, baseline="")
     with pytest.raises(UsageError, match="it is its own baseline"):
         run(base, baseline=str(fused))
     with pytest.raises(UsageError, match="unknown method 'awq'"):
         run(fused, methods=("awq",))
-    with pytest.raises(UsageError, match="--methods names paper, which the folder itself is of"):
-        run(fused, methods=("rtn", "paper"))
     with pytest.raises(UsageError, match="--methods names rtn twice"):
         run(fused, methods=("rtn", "quarot", "rtn"))
     with pytest.raises(UsageError, match="device 'cuda:99'"):
@@ -224,7 +233,7 @@ def test_from_the_command_line(fused: Path, short_text: Path, tmp_path: Path, ca
     argv += ["--text", str(short_text), "--device", "cpu", "--json", str(path)]
     assert main(argv) == 0
     rows = json.loads(path.read_text())["rows"]
-    assert [row["method"] for row in rows] == ["bf16", "rtn", "paper"]
+    assert [row["method"] for row in rows] == ["bf16", "rtn", "paper-fused"]
     assert [list(row) for row in rows] == [KEYS] * 3
     assert rows[0]["tokens"] == 2 * 127
     shown = capsys.readouterr().out
@@ -258,7 +267,7 @@ def test_what_cannot_be_evaluated_is_refused_before_a_fit(
         run(model, methods=("rtn",), **rest)
 
 
-@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}, {"version": 2}])
+@pytest.mark.parametrize("value", [{}, 5, {"base_model": None}, {"version": 2}, {"format": {}}])
 def test_a_damaged_manifest_is_one_sentence(value, fused: Path, run, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(fused, out)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import random_tokens
+from tiny import random_tokens, rewrite_tensors
 
 from quantmla.arch import adapter_for
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import open_source
 from quantmla.errors import QuantMLAError, UsageError
 from quantmla.learn import Learned, LearnSettings, learn_checkpoint
-from quantmla.method import paper, rtn
+from quantmla.method import load_method, paper, rtn
 from quantmla.quant.format import parse_format
 from quantmla.transform.store import transforms_to_bytes
 from quantmla.workdir import empty_workdir
@@ -26,6 +26,7 @@ SETTINGS = LearnSettings(
     options=paper.Options(steps=4, batch_size=2),
     fmt=parse_format("c4r4", group_size=16),
 )
+PLAIN = replace(SETTINGS, method="rtn", options=rtn.Options())
 
 
 class Kill(Exception):
@@ -205,9 +206,8 @@ def test_running_out_of_memory_names_the_layer_and_the_settings(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(rtn, "fit", fit)
-    settings = replace(SETTINGS, method="rtn", options=rtn.Options())
     with pytest.raises(QuantMLAError, match=r"learning model.layers.0.self_attn: lower num_seq"):
-        learn(tiny_checkpoint("deepseek_v3"), tmp_path / "work", settings)
+        learn(tiny_checkpoint("deepseek_v3"), tmp_path / "work", PLAIN)
 
 
 def test_a_methods_error_names_the_layer(
@@ -217,9 +217,22 @@ def test_a_methods_error_names_the_layer(
         raise QuantMLAError("learning diverged at step 3")
 
     monkeypatch.setattr(rtn, "fit", fit)
-    settings = replace(SETTINGS, method="rtn", options=rtn.Options())
     with pytest.raises(QuantMLAError, match=r"model.layers.0.self_attn: learning diverged"):
-        learn(tiny_checkpoint("deepseek_v3"), tmp_path / "work", settings)
+        learn(tiny_checkpoint("deepseek_v3"), tmp_path / "work", PLAIN)
+
+
+@pytest.mark.parametrize(("part", "factor"), [("kv_b_proj", 1e30), ("o_proj", 1e18)])
+@pytest.mark.parametrize("method", ["rtn", "quantmla"])
+def test_errors_that_are_not_finite_name_the_layer(
+    method: str, part: str, factor: float, tiny_checkpoint: Tiny, tmp_path: Path
+):
+    folder = tiny_checkpoint("deepseek_v3")
+    name = f"model.layers.0.self_attn.{part}.weight"
+    large = {name: open_source(folder).tensor(name) * factor}
+    broken = rewrite_tensors(folder, tmp_path / "large", large)
+    settings = replace(SETTINGS, method=method, options=load_method(method).Options())
+    with pytest.raises(QuantMLAError, match=r"layers.0.self_attn: errors .* not finite"):
+        learn(broken, tmp_path / "work", settings)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import add_tokenizer, build, logits, random_tokens
+from tiny import add_tokenizer, build, logits, random_tokens, rewrite_tensors
 
 from quantmla import pipeline
 from quantmla.arch import adapter_for
@@ -256,6 +256,7 @@ def test_verify_wants_the_original(fused: Path, tiny_model: Tiny, capsys):
     other = str(tiny_model("youtu"))
     said = refused(capsys, 1, ["verify", str(fused), "--against", other])
     assert "their hashes differ" in said
+    assert "no model at ''" in refused(capsys, 1, ["verify", str(fused), "--against", ""])
     (fused / FILE_NAME).unlink()
     said = refused(capsys, 1, ["verify", str(fused), "--against", model])
     assert f"{FILE_NAME} does not exist" in said
@@ -419,18 +420,29 @@ def with_tensor(model: Path, out: Path, name: str, value: float) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["self_attn.kv_b_proj.weight", "self_attn.kv_a_layernorm.weight", "mlp.gate_proj.weight"],
+    [
+        *(f"layers.0.self_attn.{part}.weight" for part in ("kv_b_proj", "kv_a_layernorm")),
+        *("layers.0.mlp.gate_proj.weight", "norm.weight", "embed_tokens.weight"),
+        "layers.1.mlp.experts.3.up_proj.weight",  # which calibration text may never reach
+    ],
 )
 def test_weights_that_are_not_finite_are_named(
     name: str, recipe, tiny_model: Tiny, tmp_path: Path, capsys
 ):
-    bad = with_tensor(
-        tiny_model("deepseek_v3"), tmp_path / "bad", f"model.layers.0.{name}", float("nan")
-    )
+    bad = with_tensor(tiny_model("deepseek_v3"), tmp_path / "bad", f"model.{name}", float("nan"))
     said = refused(capsys, 1, recipe(bad, tmp_path / "out"))
-    assert "NaN or infinite" in said
-    assert "layer 0" in said or "layers.0" in said
+    assert f"model.{name} has 1 of" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_broken_config_is_refused_in_the_dry_run_too(
+    recipe, tiny_checkpoint: Tiny, tmp_path: Path, capsys
+):
+    bad = rewrite_tensors(tiny_checkpoint("youtu"), tmp_path / "bad", {}, hidden_act="foo")
+    for flags in ((), ("--dry-run",)):
+        said = refused(capsys, 1, recipe(add_tokenizer(bad), tmp_path / "out", RTN, *flags))
+        assert "hidden_act = 'foo'" in said
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path: Path, capsys):
@@ -448,7 +460,9 @@ def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path:
     many = {"num_sequences": 10_000}
     assert "the calibration text has 20000 tokens, but" in said(2, RTN, calibration=many)
     long = {"sequence_length": 3000, "num_sequences": 1}
-    assert "longer than the model's 2560 positions" in said(2, RTN, calibration=long)
+    for dry in ((), ("--dry-run",)):
+        line = said(2, RTN, flags=dry, calibration=long)
+        assert "longer than the model's 2560 positions" in line
     away = {"device": "cuda:99"}
     assert "device 'cuda:99' is not on this machine" in said(2, RTN, calibration=away)
     assert "absent.txt" in said(2, RTN, calibration={"text": "absent.txt"})
@@ -458,6 +472,10 @@ def test_faults_are_found_before_work_starts(recipe, tiny_model: Tiny, tmp_path:
         line = said(2, RTN, flags=("-o", folder, "--overwrite"))
         assert f"output folder {folder!r} has no name" in line
     assert "overlaps" in said(2, RTN, flags=("-o", str(model / "out")))
+    for folder in ("/dev/null/x", "/proc/x/y", "a" * 250):
+        for dry in ((), ("--dry-run",)):
+            line = said(2, RTN, flags=("-o", folder, *dry))
+            assert f"output {folder} cannot be written: " in line
 
 
 def test_a_model_without_a_tokenizer_or_of_another_kind(
@@ -475,8 +493,6 @@ def test_a_model_without_a_tokenizer_or_of_another_kind(
 
 
 def test_mtp_layers_are_copied_and_named(recipe, tiny_checkpoint: Tiny, tmp_path: Path, capsys):
-    from tiny import rewrite_tensors
-
     tiny = open_source(tiny_checkpoint("deepseek_v3"))
     extra = {
         name.replace("layers.1.", "layers.2."): tiny.tensor(name)

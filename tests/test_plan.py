@@ -1,8 +1,10 @@
 """What --dry-run says, against what a run does."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,7 +39,7 @@ def test_sizes_are_those_of_the_run_and_nothing_is_written(
 
 
 def test_a_dry_run_leaves_an_earlier_output_and_its_work_folder(
-    tiny_model: Tiny, short_text: Path, tmp_path: Path
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch, capsys
 ):
     out, work = tmp_path / "out", tmp_path / "out.work"
     out.mkdir()
@@ -46,5 +48,10 @@ def test_a_dry_run_leaves_an_earlier_output_and_its_work_folder(
     (work / "state.json").write_text("{}")
     argv = ["quantize", str(tiny_model("deepseek_v3")), "-o", str(out), "--text", str(short_text)]
     assert main([*argv, *AMOUNTS, "--dry-run", "--overwrite"]) == 0
+    assert main([*argv, *AMOUNTS, "--dry-run", "--overwrite", "--resume"]) == 2
+    assert "holds another run" in capsys.readouterr().err
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert main([*argv, *AMOUNTS, "--dry-run", "--overwrite"]) == 1
+    assert "MiB free" in capsys.readouterr().err
     assert (work / "state.json").exists()
     assert (out / "config.json").exists()

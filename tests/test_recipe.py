@@ -101,6 +101,10 @@ def test_changes_replace_only_what_is_given():
         ("model: {id: ''}", "model.id"),
         ("format: {recent: 1" + 30 * "0" + "}", "recent_window"),
         ("[" * 20_000, "is not YAML"),
+        ("!!seq a: 1", "is not YAML"),
+        ("model: {id: nano}\nmodel: {id: other}", "'model' is given twice, again in line 2"),
+        ("format:\n  layers:\n    0: c2r4\n    00: c4r4", "key 0 is given twice, again in line 4"),
+        ("transform: {options: {a: [{b: 1, b: 2}]}}", "'b' is given twice, again in line 1"),
     ],
 )
 def test_values_that_only_look_right_are_refused(text, words, tmp_path):
@@ -108,6 +112,13 @@ def test_values_that_only_look_right_are_refused(text, words, tmp_path):
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
         load_recipe(path)
+
+
+def test_a_merge_may_be_overridden(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("format: {layers: {0: &a {name: c2r4}, 1: {<<: *a, name: c8r8}}}")
+    names = [layer.name for layer in load_recipe(path).format.layers.values()]
+    assert names == ["c2r4", "c8r8"]
 
 
 def test_a_decided_recipe_says_what_its_names_stood_for_and_reads_back(tmp_path):

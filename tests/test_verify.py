@@ -10,7 +10,13 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import QuantMLAError
 from quantmla.fuse.checkpoint import fuse_checkpoint
 from quantmla.transform.layer import LayerTransform
-from quantmla.verify import changed_tensors, relative_error, verify_layers, verify_logits
+from quantmla.verify import (
+    changed_tensors,
+    load_model,
+    relative_error,
+    verify_layers,
+    verify_logits,
+)
 
 Tiny = Callable[[str], Path]
 
@@ -107,6 +113,25 @@ def test_logits_need_rows_of_tokens_and_a_loadable_model(tiny_checkpoint: Tiny, 
     (tmp_path / "config.json").write_text('{"model_type": "youtu"}')
     with pytest.raises(QuantMLAError, match="transformers cannot load"):
         verify_logits(tmp_path, folder, random_tokens())
+
+
+def test_a_model_is_loaded_whole_and_finite(tiny_checkpoint: Tiny, tmp_path: Path):
+    folder, name = tiny_checkpoint("deepseek_v3"), "model.norm.weight"
+    bad = open_source(folder).tensor(name).clone()
+    bad[3] = torch.inf
+    with pytest.raises(QuantMLAError, match=r"model.norm.weight of .*nan has 1 of 64 values"):
+        load_model(rewrite_tensors(folder, tmp_path / "nan", {name: bad}), torch.float32)
+    large = rewrite_tensors(folder, tmp_path / "large", {name: torch.full((64,), 3e38)})
+    with pytest.raises(QuantMLAError, match=r"the output of .*large on sample text has"):
+        verify_logits(large, large, random_tokens())
+    more = rewrite_tensors(folder, tmp_path / "more", {}, num_hidden_layers=3)
+    with pytest.raises(
+        QuantMLAError, match=r"more lacks \d+ parameters, such as \['model.layers.2"
+    ):
+        load_model(more, torch.float32)
+    unknown = rewrite_tensors(folder, tmp_path / "act", {}, hidden_act="foo")
+    with pytest.raises(QuantMLAError, match=r"cannot load .*: there is no 'foo'"):
+        load_model(unknown, torch.float32)
 
 
 def test_the_error_of_a_layer_that_gives_zero():

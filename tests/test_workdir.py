@@ -9,6 +9,8 @@ from quantmla.errors import QuantMLAError, UsageError
 from quantmla.workdir import (
     STATE,
     UNFINISHED,
+    check_file,
+    check_makeable,
     check_workdir,
     empty_workdir,
     mark_workdir,
@@ -19,6 +21,25 @@ from quantmla.workdir import (
 RUN = {"model": "abc", "seed": 0}
 
 
+def test_a_place_for_an_output_is_tried_out_and_left_as_it_was(tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "away").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    before = sorted(tmp_path.iterdir())
+    for name in ("a/b/c", "a/../b", ".", "away/.."):
+        check_makeable(tmp_path / name, tmp_path)
+        check_file(tmp_path / name / "x.json")
+    for name in ("file", "file/x", "away", "loop", "b/" + "a" * 300, "a\0b"):
+        with pytest.raises(UsageError, match=r"^output \S+ cannot be written: "):
+            check_makeable(tmp_path / name, tmp_path)
+    for name in ("file/x", "a" * 250):
+        with pytest.raises(UsageError, match=r"^output \S+ cannot be written: "):
+            check_file(tmp_path / name)
+    with pytest.raises(UsageError, match="is a folder: name a file"):
+        check_file(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_marked_folder_is_taken_up_by_the_same_run_alone(tmp_path: Path):
     work = tmp_path / "work"
     check_workdir(work, RUN, resume=False)
@@ -26,7 +47,7 @@ def test_a_marked_folder_is_taken_up_by_the_same_run_alone(tmp_path: Path):
     check_workdir(work, RUN, resume=True)
     with pytest.raises(UsageError, match="unfinished run: go on with --resume"):
         check_workdir(work, RUN, resume=False)
-    with pytest.raises(UsageError, match="another run: its seed differ"):
+    with pytest.raises(UsageError, match="another run, with other seed: remove it"):
         check_workdir(work, RUN | {"seed": 1}, resume=True)
     (work / STATE).write_text("{")
     with pytest.raises(QuantMLAError, match="is damaged"):

@@ -3,10 +3,11 @@
 python training/tokenizer.py MIX.txt.xz OUT/tokenizer.json
 """
 
+import argparse
 import lzma
 import random
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -15,7 +16,7 @@ SPECIAL = ["<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"]
 SAMPLE_CHARS = 40_000_000
 
 
-def sample(path: str) -> Iterator[str]:
+def sample(path: Path) -> Iterator[str]:
     """Random documents, in pieces of at most 10,000 characters, up to SAMPLE_CHARS."""
     with lzma.open(path, "rt", errors="ignore") as file:
         documents = file.read().split(SEPARATOR)
@@ -29,7 +30,15 @@ def sample(path: str) -> Iterator[str]:
             return
 
 
-def main(mix: str, out: str) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("mix", type=Path, help="texts, an .xz file of prepare_text.py")
+    parser.add_argument("out", type=Path, help="tokenizer.json to write")
+    args = parser.parse_args(arguments)
+    if not args.mix.is_file():
+        parser.error(f"no file at {args.mix}")
+    if not args.out.parent.is_dir() or args.out.is_dir():
+        parser.error(f"{args.out} is not a file in a folder that exists")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -44,9 +53,9 @@ def main(mix: str, out: str) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample(mix), trainer)
-    tokenizer.save(out, pretty=False)
+    tokenizer.train_from_iterator(sample(args.mix), trainer)
+    tokenizer.save(str(args.out), pretty=False)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

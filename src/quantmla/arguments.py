@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from pathlib import Path
 from typing import NoReturn
 
 from quantmla.errors import UsageError
@@ -33,6 +34,32 @@ def positive(text: str) -> int:
 def count(text: str) -> int:
     """A whole number of at least 0."""
     return _whole(text, 0)
+
+
+def path(text: str) -> Path:
+    """Of a file or folder; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' names no file or folder")
+    return Path(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0 that ends."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds above 0")
+    return value
+
+
+def new_or_old_file(text: str) -> Path:
+    """A file that can be written when the work is done."""
+    file = Path(text)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a file in a folder that exists")
+    return file
 
 
 def names(text: str) -> tuple[str, ...]:

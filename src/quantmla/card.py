@@ -17,9 +17,7 @@ tags: [quantmla, kv-cache, mla]
 # {base_model}, fused by QuantMLA for a {name} cache
 
 An ordinary checkpoint: names, shapes and dtypes of all tensors are those of `{base_model}`, and any
-engine runs it with the same results up to the rounding of its weights. What changed is the basis of
-its two cached paths, so that a cache of {widths}
-loses less.
+engine runs it with the same results up to the rounding of its weights. {changed}
 
 * method: {method}; cache format: {described}, groups of {group_size},
   {num_sink_tokens} sink tokens and at least {recent_window} recent tokens in bf16
@@ -56,13 +54,28 @@ def model_card(config: Mapping[str, Any], logs: Sequence[LayerLog]) -> str:
     quoted = json.dumps(config["base_model"], ensure_ascii=False)  # a folder may be called anything
     return TEMPLATE.format(
         name=cache.name,
-        widths=widths,
+        changed=_changed(logs, widths),
         described=described,
         rows=rows,
         quoted_base=quoted,
         **fmt,
         **facts,
     )
+
+
+def _changed(logs: Sequence[LayerLog], widths: str) -> str:
+    """Which bases changed: errors that are equal to the last bit are those of the same basis."""
+    pairs = [(log.before, log.after) for log in logs]
+    content = any(before.content_output != after.content_output for before, after in pairs)
+    rope = any(before[1:] != after[1:] for before, after in pairs)
+    if not content and not rope:
+        return (
+            "No basis changed: the weights\nkeep their values, and a cache of "
+            f"{widths}\nloses what it does with the original."
+        )
+    both = content and rope
+    paths = "two cached paths" if both else "cached latents" if content else "cached rope keys"
+    return f"What changed is the basis of\nits {paths}, so that a cache of {widths}\nloses less."
 
 
 _FROM_CONFIG = ("base_model", "base_sha256", "method")

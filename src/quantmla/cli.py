@@ -11,10 +11,9 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from quantmla import __version__
-from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, positive
+from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, path, positive
 from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.eval_command import evaluation_command, evaluation_flags
@@ -79,7 +78,7 @@ def _quantize_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help=f"{MODEL_HELP} (or in the recipe)")
     add("-o", "--output", metavar="OUT", help="folder to write (or in the recipe)")
-    add("--recipe", type=Path, metavar="FILE", help="YAML recipe; flags override it")
+    add("--recipe", type=path, metavar="FILE", help="YAML recipe; flags override it")
     add("--format", help="such as c4r4 or c2r4 (default: c4r4)")
     add("--method", help="such as quantmla or rtn (default: quantmla)")
     add("--text", metavar="FILE", help="calibration text (default: packaged)")
@@ -108,7 +107,7 @@ def _analyze_flags(parser: argparse.ArgumentParser) -> None:
     add("--studies", type=names, metavar="A,B", help="only these, such as gain,bound")
     add("--text", action="append", metavar="FILE", help="a text; may be given more than once")
     add("--budget", type=float, metavar="N", help="bytes per token: also plan bits by layer")
-    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--device", metavar="D", default="auto", help=DEVICE_HELP)
     add("--resume", action="store_true", help="go on after the last finished layer")
     add("--overwrite", action="store_true", help="replace DIR/analysis.json if it exists")
     _json_flag(parser)
@@ -193,7 +192,7 @@ def _analyze(args: argparse.Namespace) -> int:
         studies=args.studies or (),
         texts=tuple(args.text or ()),
         budget=args.budget,
-        device=args.device or "auto",
+        device=args.device,
         resume=args.resume,
         overwrite=args.overwrite,
     )

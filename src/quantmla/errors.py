@@ -29,3 +29,11 @@ def require(condition: bool, message: str, error: type[QuantMLAError] = QuantMLA
     """Raises `error(message)` unless `condition` holds; for a user's values, not our invariants."""
     if not condition:
         raise error(message)
+
+
+def one_line(error: BaseException) -> str:
+    """Another library's error as the end of our sentence."""
+    said = " ".join(str(error).split())[:300]
+    if said and isinstance(error, KeyError):  # whose text is the bare key
+        said = f"there is no {said}"
+    return said or type(error).__name__

@@ -120,7 +120,7 @@ def chosen_format(config: Mapping[str, Any], model: str, name: str | None) -> Mo
     recorded = recorded_format(config, model)
     if name is None and recorded is not None:
         return recorded
-    return parse_format(name or "c4r4")
+    return parse_format("c4r4" if name is None else name)
 
 
 def estimate(config: Mapping[str, Any], fmt: ModelFormat, load: Workload) -> Estimate:

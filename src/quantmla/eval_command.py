@@ -2,11 +2,11 @@
 
 import argparse
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, names, positive
+from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, names, path, positive
 from quantmla.errors import UsageError, require
+from quantmla.workdir import check_file
 
 if TYPE_CHECKING:
     from quantmla.recipe import EvaluationRequest
@@ -23,15 +23,27 @@ def evaluation_flags(parser: argparse.ArgumentParser) -> None:
     add("--baseline", metavar="MODEL", help="the unquantized reference (default: as recorded)")
     add("--methods", type=names, metavar="A,B", help="fit and compare these, such as rtn,quarot")
     add("--format", metavar="F", help="such as c4r4 (default: as recorded, else c4r4)")
-    add("--sinks", type=count, metavar="N", help="first tokens kept in bf16")
-    add("--recent", type=count, metavar="N", help="last tokens kept in bf16")
+    add(
+        "--sinks",
+        type=count,
+        metavar="N",
+        help="first tokens kept in bf16 (default: 4, or as OUT says)",
+    )
+    add(
+        "--recent",
+        type=count,
+        metavar="N",
+        help="last tokens kept in bf16 (default: 128, or as OUT says)",
+    )
     add("--unprotected", action="store_true", help="every token is read in its quantized form")
-    add("--limit", type=positive, metavar="N", help="sequences, or items of each task")
-    add("--device", metavar="D", help=DEVICE_HELP)
+    add("--limit", type=positive, metavar="N", help="sequences (default: 4), or items of each task")
+    add("--device", metavar="D", default="auto", help=DEVICE_HELP)
     text = parser.add_argument_group("without --tasks: perplexity, divergence and recall")
     text.add_argument("--text", metavar="FILE", help="held-out text (default: packaged)")
-    text.add_argument("--context", type=positive, metavar="N", help="tokens per sequence")
-    text.add_argument("--json", type=Path, metavar="FILE", help="write the rows, with versions")
+    text.add_argument(
+        "--context", type=positive, metavar="N", help="tokens per sequence (default: up to 2048)"
+    )
+    text.add_argument("--json", type=path, metavar="FILE", help="write the rows, with versions")
     tasks = parser.add_argument_group("with --tasks: benchmarks, through lm-eval")
     _task_flags(tasks)
 
@@ -63,7 +75,7 @@ def evaluation_command(args: argparse.Namespace) -> int:
         text=args.text,
         context=args.context,
         limit=args.limit,
-        device=args.device or "auto",
+        device=args.device,
     )
     return _text(args, request) if args.tasks is None else _tasks(args, request)
 
@@ -76,11 +88,13 @@ def _check(args: argparse.Namespace) -> None:
         UsageError,
     )
     others = TASKS_ONLY if args.tasks is None else TEXT_ONLY
-    wrong = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
+    given = [name for name in others if getattr(args, name) not in (None, False)]
+    wrong = ", ".join(f"--{name.replace('_', '-')}" for name in given)
     when = "without --tasks" if args.tasks is None else "with --tasks"
-    require(not wrong, f"{', '.join(wrong)} mean nothing {when}: drop them", UsageError)
+    verb, them = ("mean", "them") if len(given) > 1 else ("means", "it")
+    require(not given, f"{wrong} {verb} nothing {when}: drop {them}", UsageError)
     require(
-        args.tasks is None or args.output is not None,
+        args.tasks is None or bool(args.output),
         "name the folder to write: -o RUN",
         UsageError,
     )
@@ -90,6 +104,8 @@ def _check(args: argparse.Namespace) -> None:
         f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
         UsageError,
     )
+    if args.json is not None:
+        check_file(args.json)
 
 
 def _text(args: argparse.Namespace, request: "EvaluationRequest") -> int:
@@ -114,7 +130,7 @@ def _tasks(args: argparse.Namespace, request: "EvaluationRequest") -> int:
             tasks=args.tasks,
             output=args.output,
             data=args.data,
-            engine=args.engine or "transformers",
+            engine="transformers" if args.engine is None else args.engine,
             resume=args.resume,
             max_new_tokens=args.max_new_tokens,
             run_code=args.run_code,

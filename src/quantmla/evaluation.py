@@ -14,6 +14,7 @@ import torch
 
 from quantmla.arch import Adapter, adapter_for
 from quantmla.capture.decoder import transformers_config
+from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
@@ -39,7 +40,7 @@ from quantmla.recipe import EvaluationRequest
 from quantmla.transform.layer import LayerTransform
 from quantmla.verify import load_model
 
-BASELINES = ("rtn", "smoothquant", "quarot", "paper")
+BASELINES = ("rtn", "smoothquant", "quarot", "paper", "identity")
 DEFAULT_CONTEXT = 2048
 DEFAULT_WINDOWS = 4
 
@@ -67,7 +68,7 @@ def evaluate(
 ) -> Sequence[Mapping[str, Any]]:
     """Rows of the comparison, the unquantised model first; `needles` says how much recall."""
     subject = open_subject(request)
-    subject.adapter.check(subject.base)
+    check_checkpoint(subject.base, subject.adapter)
     device = resolve_device(request.device)
     fmt = format_asked(request, subject)
     methods = request.methods or default_methods(subject)
@@ -113,7 +114,8 @@ def open_subject(request: EvaluationRequest) -> Subject:
         )
         return Subject(source, None, adapter_for(source.config))
     config = read_manifest(source.config, request.model)
-    base = open_source(request.baseline or config["base_model"])
+    recorded = config["base_model"]
+    base = open_source(recorded if request.baseline is None else request.baseline)
     require(
         base.digest() == config["base_sha256"],
         f"{base.path} is not the checkpoint that {request.model} was made from: hashes differ",
@@ -124,7 +126,7 @@ def open_subject(request: EvaluationRequest) -> Subject:
 
 def format_asked(request: EvaluationRequest, subject: Subject) -> ModelFormat:
     """As asked, else as recorded, else c4r4."""
-    fmt: ModelFormat = parse_format(request.format or "c4r4")
+    fmt: ModelFormat = parse_format("c4r4" if request.format is None else request.format)
     if request.format is None and subject.fused is not None:
         fmt = format_from_json(subject.fused.config[CONFIG_KEY]["format"])
     for one in distinct_formats(fmt):
@@ -137,8 +139,16 @@ def format_asked(request: EvaluationRequest, subject: Subject) -> ModelFormat:
 
 
 def own_method(subject: Subject) -> str | None:
-    """The method that the fused folder was made by, which is the name of its row."""
-    return None if subject.fused is None else str(subject.fused.config[CONFIG_KEY]["method"])
+    """The name of the fused folder's row: the method that it was made by.
+
+    `-fused` follows where a row of the method itself has another quantiser, the published one.
+    """
+    if subject.fused is None:
+        return None
+    manifest = subject.fused.config[CONFIG_KEY]
+    name, fmt = str(manifest["method"]), format_from_json(manifest["format"])
+    other = load_method(name).PUBLISHED_FORMAT and each_layer(fmt, published) != fmt
+    return f"{name}-fused" if other else name
 
 
 def default_methods(subject: Subject) -> tuple[str, ...]:

@@ -105,6 +105,25 @@ def learn_checkpoint(  # noqa: PLR0913
     return Learned({p: done[p][0] for p in order}, tuple(done[p][1] for p in order))
 
 
+def check_learning(
+    source: TensorSource,
+    adapter: Adapter,
+    tokens: CalibrationTokens,
+    settings: LearnSettings,
+    workdir: Path | None,
+    *,
+    resume: bool,
+) -> None:
+    """Refuses what `learn_checkpoint` would before its first layer; None: an empty work folder."""
+    if workdir is not None:
+        check_workdir(workdir, _fingerprint(source, tokens, settings), resume=resume)
+        _finished(workdir)
+    # checks its arguments at once, and runs nothing before a layer is asked for
+    captured_layers(
+        source, adapter, torch.cat((tokens.train_BS, tokens.held_out_BS)), CaptureSettings()
+    )
+
+
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
@@ -138,9 +157,9 @@ def _fit_site(
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + site.cache_index)
     fmt = settings.fmt.for_layer(site.cache_index)
     try:
-        fitted: Fitted = load_method(settings.method).fit(layer, fmt, settings.options, generator)
         plain = identity(weights.norm_R.cpu(), captured.k_rope_BSE.shape[-1] // 2)
-        before = held_out_errors(layer, plain, fmt)
+        before = held_out_errors(layer, plain, fmt)  # first: it refuses what no method can learn
+        fitted: Fitted = load_method(settings.method).fit(layer, fmt, settings.options, generator)
         after = held_out_errors(layer, fitted.transform, fmt)
     except torch.OutOfMemoryError as error:
         raise QuantMLAError(

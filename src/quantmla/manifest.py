@@ -8,7 +8,7 @@ from typing import Any
 from quantmla import __version__
 from quantmla.arch import Adapter
 from quantmla.checkpoint.source import TensorSource
-from quantmla.errors import UsageError, require
+from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.learn import LayerLog
 from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat
@@ -75,7 +75,10 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
         f"{CONFIG_KEY} in {folder} has version {found.get('version')!r}, not {VERSION}, the one "
         "this release reads",
     )
-    format_from_json(found["format"])
+    try:
+        format_from_json(found["format"])
+    except UsageError as error:  # of a flag, but the file is damaged here
+        raise QuantMLAError(f"{CONFIG_KEY} in {folder} is damaged: {error}") from None
     return dict(found)
 
 

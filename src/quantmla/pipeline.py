@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Container, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quantmla.arch import Adapter, adapter_for
+from quantmla.capture.soundness import check_checkpoint, check_finite
 from quantmla.capture.tokens import CalibrationTokens, calibration_tokens, load_tokenizer, read_text
 from quantmla.card import model_card
 from quantmla.checkpoint.rewrite import check_output, check_space
@@ -16,7 +18,7 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QualityGateFailed, QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import FuseReport, fuse_checkpoint
-from quantmla.learn import LayerLog, Learned, LearnSettings, learn_checkpoint
+from quantmla.learn import LayerLog, Learned, LearnSettings, check_learning, learn_checkpoint
 from quantmla.lock import sole_user
 from quantmla.manifest import CONFIG_KEY, log_table, manifest, read_manifest
 from quantmla.method import load_method, options_for
@@ -28,7 +30,7 @@ from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
 from quantmla.run_record import run_record
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import LayerCheck, changed_tensors, verify_layers, verify_logits
-from quantmla.workdir import empty_workdir
+from quantmla.workdir import check_makeable, empty_workdir, is_workdir
 
 MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
 STORED_FACTOR = 2  # of the rounding floor; on another machine single weights may round differently
@@ -46,18 +48,18 @@ def quantize(
     source, adapter = _original(recipe, fmt)
     out = _output(recipe)
     check_output(source.path, out, overwrite=overwrite, marks=(CONFIG_KEY,))
-    tokens = _tokens(source, recipe.calibration)
-    if dry_run:
-        return plan(source, adapter, recipe, tokens)
-    settings = LearnSettings(
-        method=recipe.transform.method,
-        options=options,
-        fmt=fmt,
-        seed=recipe.calibration.seed,
-        device=device,
-    )
-    check_space(source, out)
     work = _Work(out.with_name(out.name + ".work"), resume, progress)
+    check_makeable(work.folder, out)
+    tokens = _tokens(source, recipe.calibration)
+    method, seed = recipe.transform.method, recipe.calibration.seed
+    settings = LearnSettings(method=method, options=options, fmt=fmt, seed=seed, device=device)
+    check_space(source, out)
+    if dry_run:
+        kept = None if overwrite and not resume and is_workdir(work.folder) else work.folder
+        with sole_user(work.folder) if work.folder.is_dir() else nullcontext():
+            check_learning(source, adapter, tokens, settings, kept, resume=resume)
+        return plan(source, adapter, recipe, tokens)
+    check_finite(source, adapter)
     with sole_user(work.folder):
         if overwrite and not resume:
             empty_workdir(work.folder)
@@ -90,7 +92,7 @@ def _original(recipe: Recipe, fmt: ModelFormat) -> tuple[TensorSource, Adapter]:
         layout_for(adapter.geometry(source.config), one)
     sites = adapter.sites(source.config, source.names)
     require_layers(fmt, [site.cache_index for site in sites if not site.mtp])
-    adapter.check(source)
+    check_checkpoint(source, adapter)
     return source, adapter
 
 
@@ -203,14 +205,13 @@ def _write(
 
 def _require_exact(checks: tuple[LayerCheck, ...]) -> None:
     """Gates both errors of every layer: the fold's own, and that of the weights on disk."""
-    worst = max(checks, key=lambda check: check.fold_error)
-    require(
-        worst.fold_error <= MAX_FOLD_ERROR,
-        f"fusing changed {worst.prefix} by {worst.fold_error:.1e} in float64, more than "
-        f"{MAX_FOLD_ERROR:.0e}",
-        QualityGateFailed,
-    )
     for check in checks:
+        require(
+            check.fold_error <= MAX_FOLD_ERROR,
+            f"fusing changed {check.prefix} by {check.fold_error:.1e} in float64, more than "
+            f"{MAX_FOLD_ERROR:.0e}",
+            QualityGateFailed,
+        )
         require(
             check.stored_error <= STORED_FACTOR * check.rounding_error + MAX_FOLD_ERROR,
             f"the stored weights of {check.prefix} change its output by {check.stored_error:.1e}, "
@@ -248,7 +249,7 @@ def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
     """Quantisation-off equivalence of a fused folder with its original: per layer, end to end."""
     fused = open_source(out)
     config = read_manifest(fused.config, out)
-    base = against or config["base_model"]
+    base = config["base_model"] if against is None else against
     source = open_source(base)
     require(
         source.digest() == config["base_sha256"],

@@ -15,6 +15,7 @@ from quantmla.device import resolve_device
 from quantmla.quant.layout import layout_for
 from quantmla.quant.mixed import describe
 from quantmla.recipe import Recipe
+from quantmla.workdir import present_part
 
 PROCESS_BYTES = 600 * 2**20  # what python, torch and transformers take before any model
 CAPTURES_IN_MEMORY = 2**30  # more of one layer waits on disk (CaptureSettings.memory_limit)
@@ -33,9 +34,7 @@ def plan(
     cost = capture_cost(geometry, source.config, count)
     weights = sum(path.stat().st_size for path in source.path.glob("*.safetensors"))
     assert recipe.output.folder is not None
-    parent = Path(recipe.output.folder).absolute().parent
-    while not parent.exists():
-        parent = parent.parent
+    place = present_part(Path(recipe.output.folder).absolute().parent)
     sites = [s for s in adapter.sites(source.config, source.names) if not s.mtp]
     cache = recipe.format.cache_format()
     pages = [layout_for(geometry, cache.for_layer(s.cache_index)).page_bytes for s in sites]
@@ -47,7 +46,7 @@ def plan(
         "memory_bytes": PROCESS_BYTES + cost.memory + min(cost.disk, CAPTURES_IN_MEMORY),
         "work_disk_bytes": cost.disk,
         "output_disk_bytes": weights,
-        "free_disk_bytes": shutil.disk_usage(parent).free,
+        "free_disk_bytes": shutil.disk_usage(place).free,
         "capture_seconds": round(_seconds(weights, count, recipe.calibration.device)),
     }
 

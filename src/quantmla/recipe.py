@@ -216,12 +216,32 @@ def _decided_widths(fmt: CacheFormat) -> dict[str, Any]:
     }
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML's own loader lets the last of equal keys win."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Here, as merges (`<<`) have not yet added keys that may be replaced."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            merge = key.tag == "tag:yaml.org,2002:merge"
+            name = key.value if merge else self.construct_object(key)
+            require(
+                name not in seen,
+                f"recipe key {name!r} is given twice, again in line {key.start_mark.line + 1}: "
+                "keep one of them",
+                UsageError,
+            )
+            seen.add(name)
+        return node
+
+
 def load_recipe(path: Path) -> Recipe:
     """Reads a YAML recipe."""
     require(os.path.isfile(path), f"recipe {path} is not a file", UsageError)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         place = " ".join(str(error).split())
         raise UsageError(f"recipe {path} is not YAML: {place}") from None
     parts = tuple(Recipe.model_fields)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quantmla.arch.adapter import Adapter
 from quantmla.checkpoint.overlay import overlay
-from quantmla.checkpoint.source import TensorSource
-from quantmla.errors import QuantMLAError, require
+from quantmla.checkpoint.source import TensorSource, require_finite
+from quantmla.errors import QuantMLAError, one_line, require
 from quantmla.fuse.layer import fuse_layer
 from quantmla.mla.attention import Inputs, attention_absorbed, causal_mask
 from quantmla.mla.geometry import MlaGeometry
@@ -210,7 +210,7 @@ def _logits(path: Path, tokens_BS: Tensor, dtype: torch.dtype, device: str) -> T
     rows = [
         model(input_ids=row[None].to(device), use_cache=False).logits.cpu() for row in tokens_BS
     ]
-    return torch.cat(rows).float()
+    return require_finite(f"the output of {path} on sample text", torch.cat(rows).float())
 
 
 def load_model(path: Path, dtype: torch.dtype) -> Any:
@@ -221,15 +221,21 @@ def load_model(path: Path, dtype: torch.dtype) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, output_loading_info=True
+        )
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # a config or a tensor that does not fit fails in many ways
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise QuantMLAError(f"transformers cannot load {path}: {reason}") from error
+        raise QuantMLAError(f"transformers cannot load {path}: {one_line(error)}") from error
     finally:
         if shown:
             logging.enable_progress_bar()
+    missing = sorted(info["missing_keys"])  # transformers fills them with random numbers
+    require(not missing, f"{path} lacks {len(missing)} parameters, such as {missing[:1]}")
+    for name, x in model.named_parameters():
+        require_finite(f"{name} of {path}", x.detach())
+    return model.eval()
 
 
 def _nll(logits_BSV: Tensor, tokens_BS: Tensor) -> float:

@@ -6,6 +6,7 @@ place, flushed and renamed, so that whatever has its name is finished.
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,41 @@ STATE = "state.json"  # what the folder's run is
 UNFINISHED = ".partial"
 
 
+def present_part(path: Path) -> Path:
+    """The path itself if it exists, else the nearest of its folders that does."""
+    target = Path(os.path.realpath(path))
+    return next(p for p in (target, *target.parents) if os.path.exists(p) or not p.name)
+
+
+def check_makeable(path: Path, out: Path) -> None:
+    """Refuses the output `out` if its folder `path` cannot be made or written to.
+
+    A missing folder is tried out beside its place, so that nothing is left and no other run is met.
+    """
+    try:
+        target, present = Path(os.path.realpath(path)), present_part(path)
+        if path.is_symlink() and present != target:
+            raise ValueError("it is a link that leads nowhere")
+        if present != target:
+            with tempfile.TemporaryDirectory(dir=present) as trial:
+                (Path(trial) / target.relative_to(present)).mkdir(parents=True)
+        elif not (target.is_dir() and os.access(target, os.W_OK | os.X_OK)):
+            raise ValueError(f"{path} is no folder that may be written to")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"output {out} cannot be written: {reason}") from None
+
+
+def check_file(file: Path) -> None:
+    """The same of a file, which is written beside its place first."""
+    trial = file.with_name(f".{file.name}.{UNFINISHED}")
+    check_makeable(trial, file)
+    require(not file.is_dir(), f"output {file} is a folder: name a file", UsageError)
+
+
 def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
     """Refuses a work folder of another run, and what is no work folder."""
-    if not _is_workdir(workdir):
+    if not is_workdir(workdir):
         killed_early = {STATE + UNFINISHED}
         free = not workdir.exists() or (
             workdir.is_dir() and {path.name for path in workdir.iterdir()} <= killed_early
@@ -38,7 +71,7 @@ def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -
     differs = [key for key in fingerprint if found.get(key) != fingerprint[key]]
     require(
         not differs,
-        f"{workdir} holds another run: its {', '.join(differs)} differ; remove it to begin anew",
+        f"{workdir} holds another run, with other {', '.join(differs)}: remove it to begin anew",
         UsageError,
     )
 
@@ -53,12 +86,12 @@ def _read_state(workdir: Path) -> dict[str, Any]:
         ) from error
 
 
-def _is_workdir(folder: Path) -> bool:
+def is_workdir(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
 def mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
-    if not _is_workdir(workdir):
+    if not is_workdir(workdir):
         try:
             workdir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -82,7 +115,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def empty_workdir(workdir: Path) -> None:
     """Drops what an interrupted or finished run left; touches no other folder."""
-    if not _is_workdir(workdir):
+    if not is_workdir(workdir):
         return
     # The mark goes last: until then a killed removal is still known as ours.
     for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):

@@ -99,8 +99,9 @@ def test_equal_layers_and_a_budget_for_just_one_format():
     ("budget", "words"),
     [
         (175.9, "175.9 bytes per token is less.*: 176"),
-        (0, "budget 0"),
+        (0, "budget 0 must be a finite number of more than 0 bytes"),
         (float("nan"), "budget nan"),
+        (float("inf"), "budget inf must be a finite number"),
     ],
 )
 def test_budgets_that_cannot_be_kept_are_named(budget, words):

@@ -31,6 +31,7 @@ def test_without_a_gpu_one_sentence_says_so(tmp_path):
         ({"backends": ["gluon"]}, r"backend 'gluon' is not one of \('cuda', 'triton'"),
         ({"formats": ["c5r4"]}, "unknown cache format 'c5r4'"),
         ({"libraries": Path("nowhere")}, "no folder at nowhere"),
+        ({"output": Path("/dev/null/x")}, "output /dev/null/x cannot be written"),
     ],
 )
 def test_unknown_names_are_refused_first(tmp_path, changes, message):

@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import sys
 
 import answers_engines
 import pytest
 from answers_engines import ENGINES, possible, run_engine, run_engines
-from serve_answers import run_all
+from serve_answers import ANSWERS, main, run_all
+
+from quantmla.errors import UsageError
 
 SCRIPT = """
 import json, os, sys
@@ -33,6 +36,7 @@ def script(tmp_path, monkeypatch):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     monkeypatch.setattr(answers_engines, "SCRIPT", path)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
 
 
 def test_two_gpus_run_all_engines_and_one_those_that_fit():
@@ -60,8 +64,10 @@ def test_engines_that_fail_or_answer_wrongly_are_named(script, tmp_path, capsys)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert {row["run"] for row in rows} == {"c4r4, V1 runner", "c2r4, V2 runner"}
     options.engines = ["c4r4-v1"]
-    with pytest.raises(FileExistsError, match="c4r4-v1 exists"):
+    with pytest.raises(UsageError, match="c4r4-v1 exists"):
         list(run_engines(options.work, options.engines))
+    with pytest.raises(UsageError, match=r"rows\.json is not a folder"):
+        list(run_engines(options.output, options.engines))
     options.work = tmp_path / "again"
     assert run_all(options)
 
@@ -73,3 +79,31 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(answers_engines, "SECONDS", 0.5)
     assert run_engine(tmp_path / "one", ENGINES["c4r4-v1"]) is None
     assert "no end after 0.5 s" in (tmp_path / "one" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["all", "w"], "needs 1 GPU(s), and torch sees 0"),
+        (["all", "w", "--engines", "c4r4-v2-2gpus"], "needs 2 GPU(s), and torch sees 0"),
+        (["all", "w", "--output", "none/rows.json"], "is not a file in a folder that exists"),
+        (["all", "w", "--output", "other.json"], "other.json is not a file with rows"),
+        (["collect", "nano", "answers.json"], "needs 1 GPU(s), and torch sees 0"),
+        (["collect", "nano", "answers.json", "--drafts", "-1"], "'-1' is not a whole number"),
+        (["compare", "none", "none"], "none cannot be read: No such file or directory"),
+        (["compare", "nano", "other.json"], "other.json is not a file with environment, format"),
+        (["compare", "none", "answers.json"], "no model at 'none'"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_done_is_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["serve_answers.py", *arguments])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "answers.json").write_text(json.dumps(dict.fromkeys(ANSWERS, 0)))
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said

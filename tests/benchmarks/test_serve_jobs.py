@@ -1,12 +1,13 @@
 """Jobs of the serving benchmark: their books, and what is left to do after an interruption."""
 
 import os
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 import serve_lanes
-from bench_serve import missing, share
+from bench_serve import main, missing, share
 from serve_jobs import DECODE, GROUPS, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
@@ -241,3 +242,39 @@ def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
     began = time.time()
     run_lane({engine: worker}, [Task(engine, DECODE[0], 0)], began + 60, lambda: [], print)
     assert time.time() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seconds", "nan"], "'nan' is not a number of seconds above 0"),
+        (["--seconds", "-1"], "'-1' is not a number of seconds above 0"),
+        (["--gpus", "0"], "'0' is not a whole number of at least 1"),
+        (["--shrink", "-5"], "'-5' is not a whole number of at least 1"),
+        (["--output", "none/rows.json"], "is not a file in a folder that exists"),
+        (["--output", "other"], "other is not a result file: move it away"),
+    ],
+    ids=" ".join,
+)
+def test_flags_that_cannot_be_meant_start_no_engine(
+    arguments, words, tmp_path, monkeypatch, capsys
+):
+    def start(*_):
+        raise AssertionError("an engine was started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bench_serve.start", start)
+    (tmp_path / "other").write_text("root:x:0:0")
+    given = ["bench_serve.py", "--rehearse", "--output", "rows.json", *arguments]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert words in capsys.readouterr().err
+
+
+def test_without_gpus_enough_no_engine_is_started(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(sys, "argv", ["bench_serve.py", "--gpus", "2"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "needs 2 GPU(s), and torch sees 1" in capsys.readouterr().err

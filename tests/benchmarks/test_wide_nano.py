@@ -77,8 +77,9 @@ def test_it_is_what_vllm_takes(folder):
 
 
 def test_only_whole_folders(folder, tmp_path, monkeypatch):
-    with pytest.raises(FileExistsError):
-        wide_nano.write_wide_nano(folder)
+    monkeypatch.setattr("sys.argv", ["wide_nano.py", str(folder)])
+    with pytest.raises(SystemExit, match="2"):
+        wide_nano.main()
 
     def full(*_, **__):
         raise OSError("no space left")

@@ -75,6 +75,8 @@ def test_text_files(tmp_path: Path) -> None:
     rows = tmp_path / "a.jsonl"
     rows.write_text('{"text": "one", "id": 1}\n\n{"text": "two"}\n')
     assert read_text(rows) == "one\n\ntwo"
+    rows.write_bytes('{"text": "a\u2028b\u0085c"}\r\n{"text": "\\ud83d\\ude00"}\r\n'.encode())
+    assert read_text(rows) == "a\u2028b\u0085c\n\n\U0001f600"
 
 
 @pytest.mark.parametrize(
@@ -83,9 +85,14 @@ def test_text_files(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "one"}\n{"txt": "two"}\n', "line 2"),
         ("a.jsonl", b'{"text": 3}\n', "no string"),
         ("a.jsonl", b"not json\n", "line 1"),
+        ("a.jsonl", b'\n{"text": "abc \\ud800 def"}\n', "line 2 .* surrogates not allowed"),
+        ("a.jsonl", b"[" * 100_000, "line 1 .* too many levels"),
+        ("a.jsonl", b'{"text": "a", "id": ' + b"9" * 6000 + b"}", "line 1 .* has 6000 digits"),
+        ("a.txt", b"\xed\xa0\x80", "UTF-8"),
         ("a.txt", b"\xff\xfe\x00", "UTF-8"),
         ("a.parquet", b"", "neither"),
         ("a.txt", None, "no text file"),
+        ("a" * 300, None, "no text file"),
     ],
 )
 def test_files_that_cannot_be_read(
@@ -95,6 +102,8 @@ def test_files_that_cannot_be_read(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=sentence):
         read_text(tmp_path / name)
+    with pytest.raises(UsageError, match="no text file at ''"):
+        read_text("")
 
 
 def test_a_bare_tokenizer_file_is_enough(
@@ -109,6 +118,17 @@ def test_a_bare_tokenizer_file_is_enough(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "NoSuchClass"}))
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(QuantMLAError, match="cannot be loaded"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_config_that_the_tokenizer_trips_over_is_blamed_with_its_reason(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "deepseek_v3", "rms_norm_eps": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 64}))
+    with pytest.raises(QuantMLAError, match="'rms_norm_eps' expected float, got NoneType"):
         load_tokenizer(tmp_path)
 
 

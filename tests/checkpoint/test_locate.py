@@ -62,6 +62,7 @@ def test_config_may_be_a_file_of_its_own(tmp_path: Path):
         ('{"architectures": 5}', "architectures"),
         ('{"quantization_config": "fp8"}', "quantization_config"),
         ('{"rope_parameters": "x"}', "rope_parameters"),
+        ('{"dtype": 5}', "dtype = 5, which is not a string"),
         ('{"text_config": {"num_nextn_predict_layers": "a"}}', "num_nextn_predict_layers"),
         ("[" * 100_000, "not valid JSON"),
     ],

@@ -60,8 +60,13 @@ def test_medians_and_ratios(places):
     assert "old" not in text
     assert "NVIDIA H200, vllm 0.26.0" in text
     assert "**64 x (4K + 2K)**: 5 layers, cache of 1.00 GiB, prefix caching off" in text
-    assert "| bf16 | 1,000 | 100 | 1.00 | 3 | 12,345 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 1 |" in text
-    assert "| c4r4 | 1,000 | 310 | 3.10 | 0 | 0 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 3 |" in text
+    assert (
+        "| bf16 | 1,000 | 100 |  | 1.00 | 3 | 12,345 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 1 |" in text
+    )
+    packed = (
+        "| c4r4 | 1,000 | 310 | 200 to 900 | 3.10 | 0 | 0 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 3 |"
+    )
+    assert packed in text
     assert ">3.10</text>" in drawing
     assert ">64 x (4K + 2K)</tspan>; 5 layers</text>" in drawing
 
@@ -73,7 +78,7 @@ def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
         json.dumps({"environment": ENVIRONMENT, "rows": rows})
     )
     text, drawing = make_serving.render(folder, page)
-    assert "| c2r4 | 1,000 | 100 | - |" in text
+    assert "| c2r4 | 1,000 | 100 |  | - |" in text
     assert ">no run of bf16</text>" in drawing
 
 

@@ -172,9 +172,12 @@ def test_options_are_set():
         ("quantmla", {"scale_rate": float("nan")}),
         ("paper", {"gain_rate": float("inf")}),
         ("paper", {"anchor": -0.1}),
+        ("paper", {"scale_rate": 1e23}),
+        ("quantmla", {"steps": 10**23}),
+        ("quantmla", {"gram_sequences": 2**31}),
     ],
 )
 def test_options_outside_their_range_are_refused(method, options):
-    with pytest.raises(UsageError, match=r"must be at least \d and finite"):
+    with pytest.raises(UsageError, match=r"must be at least \d and at most 2147483647"):
         options_for(method, options)
     assert options_for("quantmla", {"polish_steps": 0, "rope_steps": 0}).polish_steps == 0

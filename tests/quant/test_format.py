@@ -67,8 +67,12 @@ def test_json_round_trip_and_unknown_keys():
         assert CacheFormat.from_json(fmt.to_json()) == fmt
     with pytest.raises(UsageError, match="bits"):
         CacheFormat.from_json({"bits": 4})
-    with pytest.raises(UsageError, match="group_size"):
-        CacheFormat.from_json({"group_size": "64"})
+    with pytest.raises(UsageError, match="lacks content_bits, rope_bits, group_size, rope_bands, "):
+        CacheFormat.from_json({})
+    whole = CacheFormat().to_json()
+    for name in whole:
+        with pytest.raises(UsageError, match=f"the cache format lacks {name}$"):
+            CacheFormat.from_json({key: value for key, value in whole.items() if key != name})
 
 
 @given(st.integers(0, 3000), st.integers(0, 300), st.sampled_from([1, 16, 64]))

@@ -98,3 +98,9 @@ def test_in_words():
 def test_damaged_json_is_refused(layers, words):
     with pytest.raises(UsageError, match=words):
         format_from_json({**C4R4.to_json(), "layers": layers})
+
+
+@pytest.mark.parametrize("data", [None, 5, "c4r4", [], {}])
+def test_what_is_no_whole_format_is_refused(data):
+    with pytest.raises(UsageError, match=r"the cache format (is .*, not a mapping|lacks)"):
+        format_from_json(data)

@@ -67,8 +67,8 @@ def test_text_on_a_heat_map_can_be_read(theme):
 
 
 def test_every_colour_class_has_a_colour():
-    used = {"bf16", "quantmla", "paper", "quarot", "smoothquant", "rtn", "other", "content"}
-    used |= {"rope", "before", "after", "plain", "centred", "banded", "fitted", "judged"}
+    used = {"bf16", "quantmla", "paper", "quarot", "smoothquant", "rtn", "identity", "other"}
+    used |= {"content", "rope", "before", "after", "plain", "centred", "banded", "fitted", "judged"}
     used |= {"matching", "aggregation", "interaction", "plane-content", "plane-padding"}
     for name in used:
         assert re.search(rf"\.c-{name}\b[^{{]*\{{ --c:", CSS), name

@@ -51,6 +51,12 @@ def test_r50_a_left_padded_batch_generates_the_same_tokens_without_a_copy(model,
     assert not unread
 
 
+def test_a_mask_of_another_prompt_is_refused(model, batch):
+    cache = native_cache(model, FMT, batch["attention_mask"][:, 9:], backend="reference")
+    with pytest.raises(UsageError, match="attention_mask has 51 columns, the prompt 60 tokens"):
+        model.generate(**batch, past_key_values=cache, max_new_tokens=2, **GREEDY)
+
+
 def logits(model, ids, cache, turns):
     found, at = [], 0
     with torch.inference_mode():
@@ -138,6 +144,9 @@ def test_r16_a_backend_that_cannot_says_why_before_the_model_is_touched(model):
         native_cache(model, FMT, backend="triton")
     with pytest.raises(UsageError, match="evaluation only"):
         native_cache(model, FMT.unprotected(), backend="reference")
+    for wrong in ("out/c4r4", model.config):
+        with pytest.raises(UsageError, match="give a loaded model of transformers"):
+            native_cache(wrong, FMT)
     assert model.config._attn_implementation == "sdpa"
     native_cache(model, FMT, backend="auto")  # on a CPU: the reference
 

@@ -186,6 +186,10 @@ def test_the_format_comes_from_the_config_of_a_fused_model(model):
     model.config.quantmla_config = {"version": 2, "format": FMT.to_json()}
     with pytest.raises(UsageError, match="version 2 is not 1"):
         QuantMLACache.from_config(model.config)
+    for change in ({"format": None}, {"format": {}}, {"ignored_layers": 5}):
+        model.config.quantmla_config = {"version": 1, "format": FMT.to_json()} | change
+        with pytest.raises(UsageError, match=r"cache format (is None|lacks)|ignored_layers .* 5"):
+            QuantMLACache.from_config(model.config)
 
 
 def test_what_cannot_be_served_is_refused(model, batch):
@@ -208,6 +212,75 @@ def test_what_cannot_be_served_is_refused(model, batch):
         cache.layers[0].offload()
 
 
+@pytest.mark.parametrize("cut", [slice(0, 50), slice(10, None)])
+def test_a_mask_shorter_than_its_prompt_is_refused(model, batch, cut):
+    cache = QuantMLACache(model.config, FMT, batch["attention_mask"][:, cut])
+    with pytest.raises(UsageError, match="attention_mask has 50 columns, the prompt 60 tokens"):
+        model.generate(**batch, past_key_values=cache, max_new_tokens=2, **GREEDY)
+
+
+@pytest.mark.parametrize("chunk", [None, 5, 25])
+def test_a_mask_and_position_ids_that_differ_are_refused(model, batch, chunk):
+    longer = torch.nn.functional.pad(batch["attention_mask"], (7, 0))
+    shifted = batch["attention_mask"].roll(-3, 1)
+    shifted[:, -3:] = 1
+    settings = dict(max_new_tokens=2, prefill_chunk_size=chunk, **GREEDY)
+    for mask, words in (
+        (longer, "has (7|20) padding tokens in row [01], but by the position ids there are (0|13)"),
+        (shifted, "has 10 padding tokens in row 1, but by the position ids there are 13"),
+    ):
+        cache = QuantMLACache(model.config, FMT, mask)
+        with pytest.raises(UsageError, match=words):
+            model.generate(**batch, past_key_values=cache, **settings)
+
+
+def test_a_mask_is_followed_by_any_prompt_of_its_padding(model, drafter, batch):
+    """In chunks, without position ids, with drafts at once, and longer after a reset."""
+    mask, row = batch["attention_mask"], {name: x[1:] for name, x in batch.items()}
+    settings = dict(max_new_tokens=5, **GREEDY)
+    cache = QuantMLACache(model.config, FMT, mask)
+    for chunk in (7, 13, 50):
+        chunked = QuantMLACache(model.config, FMT, mask)
+        model.generate(**batch, past_key_values=chunked, prefill_chunk_size=chunk, **settings)
+        assert chunked.layers[0].paged.lengths == [PROMPT + 4, PROMPT + 4 - PAD]
+    model(**batch, past_key_values=cache)
+    assert cache.layers[1].paged.lengths == [PROMPT, PROMPT - PAD]
+    cache.reset()
+    longer = {name: torch.cat((x, torch.ones_like(x)), 1) for name, x in batch.items()}
+    model.generate(**longer, past_key_values=cache, **settings)
+    assert cache.layers[0].paged.lengths == [2 * PROMPT + 4, 2 * PROMPT + 4 - PAD]
+    assisted = QuantMLACache(model.config, FMT, row["attention_mask"])
+    model.generate(**row, past_key_values=assisted, assistant_model=drafter, **settings)
+    assert assisted.layers[0].padding == [PAD]
+
+
+def test_arguments_of_another_kind_are_one_sentence(model):
+    for wrong in ("c4r4", None):
+        with pytest.raises(UsageError, match="not a CacheFormat: make one with parse_format"):
+            QuantMLACache(model.config, wrong)
+    for wrong in ("out/c4r4", model):
+        with pytest.raises(UsageError, match=r"give model\.config"):
+            QuantMLACache(wrong, FMT)
+        with pytest.raises(UsageError, match=r"give model\.config"):
+            QuantMLACache.from_config(wrong)
+    for wrong in (3, None, "1", ["1", 0], [True]):
+        with pytest.raises(UsageError, match=r"skip_layers is .*, not a list of layers' numbers"):
+            QuantMLACache(model.config, FMT, skip_layers=wrong)
+    layer = QuantMLALayer(FMT, "half")
+    layer.update(torch.zeros(2, 1, 5, 32), torch.zeros(2, 1, 5, 16))
+    for wrong in (None, "a", 2.5, torch.tensor(2.5), torch.tensor([1, 2])):
+        with pytest.raises(UsageError, match=r"the tokens to crop are .*, not a whole number"):
+            layer.crop(wrong)
+    for wrong in (torch.tensor([5]), torch.tensor([-3]), torch.tensor([True]), None, "a"):
+        for select in (layer.batch_select_indices, layer.reorder_cache):
+            with pytest.raises(UsageError, match=r"cannot be selected from a batch of 2"):
+                select(wrong)
+    for wrong in (None, 0, 1.5):
+        with pytest.raises(UsageError, match="the repeats of a batch are"):
+            layer.batch_repeat_interleave(wrong)
+    assert layer.paged.lengths == [5, 5]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_bytes_are_those_of_the_cpu():
     g = torch.Generator().manual_seed(0)
@@ -224,6 +297,14 @@ def test_on_a_gpu_the_bytes_are_those_of_the_cpu():
 def test_masks_that_say_nothing_are_refused(mask, model):
     with pytest.raises(UsageError, match="attention_mask must be 2-D"):
         QuantMLACache(model.config, FMT, mask)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2, -1])
+def test_a_mask_of_other_values_is_refused(value, model):
+    mask = torch.tensor([[0.0, value, 1.0], [0.0, 1.0, 1.0]])
+    with pytest.raises(UsageError, match=r"must hold 0 for padding and 1 for all else"):
+        QuantMLACache(model.config, FMT, mask)
+    assert QuantMLACache(model.config, FMT, mask[1:].bool()).layers[0].padding == [1]
 
 
 def test_states_that_do_not_fit_the_cache_are_refused(model):

@@ -101,9 +101,11 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path, monkeypatch):
     ("text", "words"),
     [
         ("", "holds no rows"),
-        ("{not json", "line 1 .* is not JSON"),
+        ("{not json", "line 1 .* cannot be read as JSON"),
         ('{"a": 1}\n{"b": 1}\n', "line 2 .* lacks one of the keys a"),
         ("[1]\n", "lacks one of the keys"),
+        ("[" * 100_000, "line 1 .* too many levels"),
+        ('{"a": "\\ud800"}', "line 1 .* surrogates not allowed"),
     ],
 )
 def test_damaged_rows(tmp_path, text, words):
@@ -123,3 +125,12 @@ def test_damaged_archives(tmp_path):
         (tmp_path / name).write_text("no\nsuch\n")
         with pytest.raises(QuantMLAError, match=words):
             reader([tmp_path / name])
+        (tmp_path / name).write_bytes(b"\xff\n" * 6)
+        with pytest.raises(QuantMLAError, match=r"cannot read|is not the MMLU archive"):
+            reader([tmp_path / name])
+
+
+def test_lines_end_with_line_feeds_alone(tmp_path):
+    (tmp_path / "h.txt").write_text("a: b\u2028c\n3\n1\n2\n\u00853\n4\n")
+    (row,) = hellaswag_text([tmp_path / "h.txt"])["hellaswag"]["validation"]
+    assert (row["ctx_a"], row["endings"]) == ("b\u2028c", ["1", "2", "\u00853", "4"])

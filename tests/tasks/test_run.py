@@ -132,7 +132,8 @@ def test_a_stopped_run_goes_on(request_for, monkeypatch, tmp_path):
         (("paper-reasoning",), {}, "humaneval runs programs"),
         (("hellaswag", "nope"), {}, "unknown task 'nope'"),
         (("niah@8192",), {}, "longer than the model's 4096 positions"),
-        (("piqa",), {"data": "absent"}, "--data absent is not a folder"),
+        (("piqa",), {"data": "absent"}, "--data 'absent' is not a folder"),
+        (("piqa",), {"data": ""}, "--data '' is not a folder"),
         (("piqa",), {"engine": "vllm"}, "evaluates what quantize wrote"),
         (("piqa",), {"model": "absent"}, "no model at 'absent'"),
     ],
@@ -153,6 +154,8 @@ def test_a_folder_that_is_taken_is_found_before_models_are_loaded(request_for, m
     (Path(request.output) / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists and is not a run"):
         evaluate_tasks(request, progress=False)
+    with pytest.raises(UsageError, match="output /dev/null cannot be written"):
+        evaluate_tasks(replace(request, output="/dev/null"), progress=False)
 
 
 def test_methods_whose_names_would_clash(request_for):

@@ -156,7 +156,7 @@ def test_written_tasks_run_through_lm_evals_model(
     assert found["settings"]["engine"] == "vllm"
     assert {t["name"] for t in found["tasks"] if t["chat"]} == ({"aime25"} if template else set())
     assert {(r["task"], r["variant"]) for r in found["results"]} == {
-        (task, variant) for task in tasks for variant in ("bf16", "rtn")
+        (task, variant) for task in tasks for variant in ("bf16", "rtn-fused")
     }
     started, asked = engines
     assert [e.engine_args.attention_backend for e in started] == [None, "CUSTOM"]

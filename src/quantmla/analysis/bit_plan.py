@@ -74,7 +74,7 @@ def plan_bits(choices: Mapping[int, Sequence[Choice]], bytes_per_token: float) -
     """
     require(
         math.isfinite(bytes_per_token) and bytes_per_token > 0,
-        f"budget {bytes_per_token} must be more than 0 bytes per token",
+        f"budget {bytes_per_token} must be a finite number of more than 0 bytes per token",
         UsageError,
     )
     unit = math.gcd(*(c.page_bytes for layer in choices.values() for c in layer))

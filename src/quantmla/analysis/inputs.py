@@ -14,12 +14,14 @@ from quantmla import __version__
 from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
 from quantmla.analysis.protocol import PRESETS, Protocol
 from quantmla.arch import Adapter, adapter_for
+from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, packaged_texts, read_text
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.layout import layout_for
 from quantmla.recipe import AnalysisRequest
+from quantmla.workdir import check_makeable
 
 FILE_NAME = "analysis.json"
 
@@ -69,7 +71,7 @@ def open_run(request: AnalysisRequest) -> AnalysisRun:
         f"{request.model} has no rope path: there are not two paths to compare",
         UnsupportedModel,
     )
-    adapter.check(source)
+    check_checkpoint(source, adapter)
     texts = tuple((Path(name).name, read_text(name)) for name in request.texts)
     texts = texts or packaged_texts()
     run = AnalysisRun(
@@ -105,13 +107,15 @@ def _work_folder(request: AnalysisRequest) -> Path:
         f"output folder {request.output!r} has no name: give one, such as out/analysis",
         UsageError,
     )
-    require(not out.is_file(), f"{out} is a file: name a folder", UsageError)
+    work = out.with_name(out.name + ".work")
+    for folder in (out, work):
+        check_makeable(folder, out)
     require(
         request.overwrite or not (out / FILE_NAME).exists(),
         f"{out / FILE_NAME} exists: choose another folder, or replace it with --overwrite",
         UsageError,
     )
-    return out.with_name(out.name + ".work")
+    return work
 
 
 def _tokens(source: TensorSource, texts: Sequence[tuple[str, str]], protocol: Protocol) -> Tensor:
@@ -130,6 +134,13 @@ def _tokens(source: TensorSource, texts: Sequence[tuple[str, str]], protocol: Pr
             )
         except UsageError as error:
             raise UsageError(f"text {name}: {error}") from None
+        # such rows are all alike: attention to others changes nothing, and gains have no ratio
+        require(
+            bool((found.train_BS != found.train_BS[:, :1]).any(1).all()),
+            f"text {name} repeats one token through a window of {protocol.length}: attention has "
+            "nothing to tell apart there; give another text",
+            UsageError,
+        )
         windows.append(found.train_BS)
     return torch.cat(windows)
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from quantmla.arch.scaling import rope_parameters, softmax_scale
 from quantmla.arch.shapes import check_shapes
+from quantmla.arch.sites import DOWN, AttentionSite, require_every, require_spoken_of
 from quantmla.checkpoint.encode import encode
 from quantmla.checkpoint.source import TensorSource, require_finite
 from quantmla.errors import UnsupportedModel, require
@@ -25,18 +25,8 @@ from quantmla.mla.weights import MlaWeights
 
 # Every transformers module builds kv_a_layernorm and q_a_layernorm without config.rms_norm_eps.
 LATENT_NORM_EPS = 1e-6
-DOWN = ".kv_a_proj_with_mqa.weight"  # a tensor that latent attention has and nothing else
+MAX_LAYERS = 10_000  # more is a typing error, of which lists are not to be made
 ATTENTION = re.compile(r"(?P<root>.*?)layers\.(?P<layer>\d+)\.self_attn(?:\.(?P<sub>\d+))?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSite:
-    """One latent attention of the checkpoint."""
-
-    prefix: str  # of its tensors, such as "model.layers.3.self_attn"
-    layer: int  # decoder layer
-    cache_index: int  # the index that transformers passes to cache.update; MTP layers count on
-    mtp: bool = False  # a multi-token-prediction layer, which ordinary generation does not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +83,13 @@ class Adapter:
 
     def num_layers(self, config: Mapping[str, Any]) -> int:
         """Decoder layers that ordinary generation runs. Raises UnsupportedModel for none."""
-        return self._size(self.text_config(config), self.layers_key)
+        layers = self._size(self.text_config(config), self.layers_key)
+        require(
+            layers <= MAX_LAYERS,
+            f"config.json gives {self.layers_key} = {layers}; no model has more than {MAX_LAYERS}",
+            UnsupportedModel,
+        )
+        return layers
 
     def geometry(self, config: Mapping[str, Any]) -> MlaGeometry:
         """Sizes and softmax scale. Raises UnsupportedModel when config.json lacks a size."""
@@ -125,7 +121,8 @@ class Adapter:
     def sites(self, config: Mapping[str, Any], names: Iterable[str]) -> list[AttentionSite]:
         """The latent attentions whose tensors are among `names`, in the order of their layers.
 
-        Raises UnsupportedModel when there are none, or when a layer that must have one has not.
+        Raises UnsupportedModel when there are none, when a layer that must have one has not, or
+        when there is one in a layer that config.json does not speak of.
         """
         main = self.num_layers(config)
         found = []
@@ -141,15 +138,8 @@ class Adapter:
                 found.append(self._site(match, main))
         require(bool(found), f"the checkpoint has no tensor *{DOWN}", UnsupportedModel)
         if self.every_layer:
-            present = {site.cache_index for site in found if not site.mtp}
-            every = range(main * self.attentions_per_layer)
-            absent = tuple(islice((i for i in every if i not in present), 8))
-            require(
-                not absent,
-                f"config.json says {main} layers, but there is no *{DOWN} for cache index "
-                f"{', '.join(map(str, absent))}",
-                UnsupportedModel,
-            )
+            require_every(found, main, self.attentions_per_layer)
+        require_spoken_of(found, self.text_config(config), main)
         return sorted(found, key=lambda site: (site.mtp, site.cache_index))
 
     def _site(self, match: re.Match[str], main: int) -> AttentionSite:

@@ -15,6 +15,7 @@ from quantmla.errors import UsageError, require
 from quantmla.kernels import BACKENDS
 from quantmla.progress import say
 from quantmla.quant.format import parse_format
+from quantmla.workdir import check_makeable
 
 Row = dict[str, Any]
 
@@ -41,6 +42,7 @@ def check(request: Request) -> None:
         f"no folder at {request.libraries}",
         UsageError,
     )
+    check_makeable(request.output, request.output)
     require(
         torch.cuda.is_available(),
         f"bench {request.what} needs a GPU, and torch sees none",

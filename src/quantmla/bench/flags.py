@@ -3,20 +3,10 @@
 import argparse
 from pathlib import Path
 
-from quantmla.arguments import names
+from quantmla.arguments import names, path, seconds
 
 CASES = ("musts", "paper", "all")
 RESULTS = Path("benchmarks/results")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds above 0")
-    return value
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +15,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--backend", type=names, metavar="A,B", help="such as triton (default: all that can)")
     add("--format", type=names, metavar="A,B", help="such as c4r4 (default: c4r4,c2r4)")
     add("--cases", choices=CASES, default="musts", help="of decode: musts, paper or all")
-    add("--seconds", type=_seconds, metavar="N", help="start no new case after so long")
-    add("--libraries", type=Path, metavar="DIR", help="with vLLM's BF16 kernels (default: vllm's)")
-    add("--output", type=Path, metavar="DIR", default=RESULTS, help=f"default: {RESULTS}")
+    add("--seconds", type=seconds, metavar="N", help="start no new case after so long")
+    add("--libraries", type=path, metavar="DIR", help="with vLLM's BF16 kernels (default: vllm's)")
+    add("--output", type=path, metavar="DIR", default=RESULTS, help=f"default: {RESULTS}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -126,7 +126,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], packages: Sequence[str]
     """Whole or not at all; `packages` are those whose versions the file tells, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
-    lines = ",\n".join("  " + json.dumps(dict(row)) for row in rows)
+    lines = ",\n".join(json.dumps(dict(row), separators=(",", ":")) for row in rows)
     head = json.dumps(environment(packages), indent=1)
     try:
         draft.write_text(f'{{"environment": {head},\n"rows": [\n{lines}\n]}}\n')

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from quantmla.arch.adapter import Adapter
 from quantmla.checkpoint.block_fp8 import SCALE_SUFFIX
-from quantmla.checkpoint.source import TensorSource
-from quantmla.errors import QuantMLAError, UnsupportedModel, require
+from quantmla.checkpoint.source import TensorSource, require_finite
+from quantmla.errors import QuantMLAError, UnsupportedModel, one_line, require
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -50,8 +50,19 @@ def open_skeleton(source: TensorSource, adapter: Adapter, dtype: torch.dtype | N
         model_class=decoder_class(config),
         config=config,
         prefix=prefix,
-        dtype=dtype or config.dtype or stored,
+        dtype=dtype or _own_dtype(config.dtype, stored),
     )
+
+
+def _own_dtype(asked: Any, stored: torch.dtype) -> torch.dtype:
+    """What config.json asks for, else what the embedding has."""
+    known = (torch.bfloat16, torch.float16, torch.float32)
+    dtype = stored if asked is None else asked
+    require(
+        dtype in known,
+        f"the checkpoint's dtype is {dtype!r}; supported: {', '.join(map(str, known))}",
+    )
+    return dtype  # type: ignore[no-any-return]
 
 
 def transformers_config(config: Mapping[str, Any], model_type: str) -> Any:
@@ -78,11 +89,6 @@ def transformers_config(config: Mapping[str, Any], model_type: str) -> Any:
         raise QuantMLAError(f"transformers refuses config.json: {one_line(error)}") from error
 
 
-def one_line(error: Exception) -> str:
-    """An error of another library as the end of our sentence."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
 def decoder_class(config: Any) -> type:
     """The base model's class, without a language-model head."""
     from transformers import MODEL_MAPPING
@@ -98,8 +104,15 @@ def decoder_class(config: Any) -> type:
 
 def on_meta(model_class: type, config: Any) -> Any:
     """Parameters with shapes but without memory."""
-    with torch.device("meta"):
-        return model_class(config)
+    try:
+        with torch.device("meta"):
+            return model_class(config)
+    except MemoryError:
+        raise
+    except Exception as error:  # a value that no module can be made of fails in many ways
+        raise QuantMLAError(
+            f"transformers can make no model of config.json: {one_line(error)}"
+        ) from error
 
 
 def _pass_on(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -145,7 +158,7 @@ def _tensors(skeleton: Skeleton, layer: int | None) -> dict[str, Tensor]:
             continue
         plain = source.scale_name(name) is None
         tensor = source.tensor(name) if plain else source.float_tensor(name, skeleton.dtype)
-        found["model." + name.removeprefix(skeleton.prefix)] = tensor
+        found["model." + name.removeprefix(skeleton.prefix)] = require_finite(name, tensor)
     return found
 
 
@@ -210,11 +223,12 @@ def _interrupt_waits() -> Iterator[None]:
 def _load(skeleton: Skeleton, layer: int | None) -> Any:
     what = "the embedding" if layer is None else f"layer {layer}"
     with _interrupt_waits(), _quiet():
+        tensors = _tensors(skeleton, layer)  # outside the try: its errors are sentences already
         try:
             model, info = _only(skeleton.model_class, layer).from_pretrained(  # type: ignore[attr-defined]
                 None,
                 config=skeleton.config,
-                state_dict=_tensors(skeleton, layer),
+                state_dict=tensors,
                 dtype=skeleton.dtype,
                 attn_implementation="sdpa",
                 output_loading_info=True,

@@ -4,6 +4,7 @@ B sequences, S tokens of each.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import QuantMLAError, UsageError, one_line, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def read_text(path: str | Path | None = None) -> str:
     """A .txt file, or the `text` column of a .jsonl file; None gives the packaged text."""
     if path is None:
         return (resources.files("quantmla") / "assets/text/calibration.txt").read_text("utf-8")
+    require(os.path.isfile(path), f"no text file at {str(path)!r}", UsageError)
     path = Path(path)
-    require(path.is_file(), f"no text file at {path}", UsageError)
     require(
         path.suffix in (".txt", ".jsonl"), f"{path} is neither a .txt nor a .jsonl file", UsageError
     )
@@ -76,14 +77,28 @@ def read_text(path: str | Path | None = None) -> str:
     return content if path.suffix == ".txt" else _text_column(path, content)
 
 
+def json_line(line: str) -> Any:
+    """A row of a .jsonl file; ValueError for all that cannot be read or is no text."""
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+    if "\\ud" in line.lower():  # an escape of half a surrogate pair stands for no character
+        json.dumps(row, ensure_ascii=False).encode()
+    return row
+
+
 def _text_column(path: Path, content: str) -> str:
     rows = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    # not splitlines(): a string of JSON may hold other ends of lines, such as U+2028
+    for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line)["text"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            rows.append(json_line(line)["text"])
+        except ValueError as error:
+            raise UsageError(f"line {number} of {path} cannot be read as JSON: {error}") from None
+        except (KeyError, TypeError) as error:
             raise UsageError(
                 f"line {number} of {path} is not a JSON object with a `text`"
             ) from error
@@ -105,5 +120,6 @@ def load_tokenizer(folder: Path) -> Any:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # tokenizers raises plain ones
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise QuantMLAError(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+        raise QuantMLAError(
+            f"the tokenizer in {folder} cannot be loaded: {one_line(error)}"
+        ) from error

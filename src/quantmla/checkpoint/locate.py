@@ -20,6 +20,8 @@ KINDS = {
     "rope_scaling": dict,
     "linear_attn_config": dict,
     "num_nextn_predict_layers": int,
+    "dtype": str,
+    "torch_dtype": str,
 }
 KIND_NAMES = {str: "a string", dict: "an object", list: "a list", int: "a whole number"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

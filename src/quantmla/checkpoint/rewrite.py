@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quantmla.checkpoint.source import Entry, TensorSource
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.workdir import check_makeable, present_part
 
 COPY_BYTES = 16 * 2**20
 # Other copies of the weights: they would stay as they were, beside weights that are not.
@@ -76,18 +77,20 @@ def rewrite_checkpoint(
 
 
 def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, ...]) -> None:
-    """Refuses an output folder that exists, or that holds or lies in the source.
+    """Refuses an output folder that exists, cannot be made, or holds or lies in the source.
 
     With `overwrite`, an existing folder is replaced only if it is empty or if its config.json has
     one of the keys `marks`: that is, if it is an earlier output.
     """
-    inside, target = source.resolve(), out.resolve()
+    inside, target = source.resolve(), Path(os.path.realpath(out))
     require(
         target != inside and inside not in target.parents and target not in inside.parents,
         f"the output folder {out} overlaps the model's own folder {source}",
         UsageError,
     )
+    check_makeable(_part_of(target), out)
     if not target.exists():
+        check_makeable(target, out)
         return
     require(
         overwrite, f"{out} exists: choose another output folder, or pass --overwrite", UsageError
@@ -100,7 +103,7 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
 
 
 def check_space(source: TensorSource, out: Path) -> None:
-    """Refuses a disk that cannot hold a copy of `source`; makes the folder that `out` goes to."""
+    """Refuses a disk that cannot hold a copy of `source`."""
     _check_space(source, _auxiliary(source)[0], {}, out)
 
 
@@ -157,10 +160,9 @@ def _check_space(
     source: TensorSource, files: list[str], texts: Mapping[str, bytes | str], out: Path
 ) -> None:
     parent = out.resolve().parent
-    parent.mkdir(parents=True, exist_ok=True)
     need = sum(shard.size for shard in source.shards) + sum(len(t) for t in texts.values())
     need += sum((source.path / name).stat().st_size for name in files)
-    free = shutil.disk_usage(parent).free
+    free = shutil.disk_usage(present_part(parent)).free
     require(
         need <= free,
         f"writing {out} takes {need / 2**20:.1f} MiB, but {parent} has {free / 2**20:.1f} MiB free",
@@ -170,8 +172,9 @@ def _check_space(
 @contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
     """A folder beside `out`, gone at the end in any case."""
-    part = out.resolve().with_name(f"{out.resolve().name}.part-{os.getpid()}")
+    part = _part_of(out.resolve())
     try:
+        part.parent.mkdir(parents=True, exist_ok=True)
         _remove_left_over(out.resolve(), "part")
         part.mkdir()
         yield part
@@ -185,6 +188,10 @@ def _temporary(out: Path) -> Iterator[Path]:
         raise QuantMLAError(f"writing {out} failed, nothing of it was kept: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _part_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.part-{os.getpid()}")
 
 
 def _remove_left_over(target: Path, kind: str) -> None:

@@ -85,7 +85,7 @@ class SimulatedLayer(QuantMLALayer):
     """One latent attention's rows in the coordinates of its transform."""
 
     def __init__(self, like: QuantMLALayer, fmt: CacheFormat, stored: StoredCoordinates):
-        super().__init__(fmt, like.rope_order, like.padding)
+        super().__init__(fmt, like.rope_order, like.padding, like.mask_width)
         self.stored = stored
 
     def new_pages(

@@ -4,17 +4,18 @@ To add one: write the module, add its line here.
 """
 
 import importlib
-import math
 from dataclasses import fields
 from typing import Any
 
 from quantmla.errors import UsageError, require
+from quantmla.quant.format import MOST_TOKENS
 
 METHODS = {
     "rtn": "quantmla.method.rtn",
     "smoothquant": "quantmla.method.smoothquant",
     "quarot": "quantmla.method.quarot",
     "paper": "quantmla.method.paper",
+    "identity": "quantmla.method.identity",
     "quantmla": "quantmla.method.quantmla",
 }
 
@@ -44,8 +45,9 @@ def options_for(name: str, values: dict[str, Any]) -> Any:
         )
         least = 1 if wanted is int and not key.endswith("steps") else 0  # 0 steps leave a part out
         require(
-            least <= value < math.inf,
-            f"option {key} of method {name} is {value!r}; it must be at least {least} and finite",
+            least <= value <= MOST_TOKENS,
+            f"option {key} of method {name} is {value!r}; it must be at least {least} and at most "
+            f"{MOST_TOKENS}",
             UsageError,
         )
     return options(**values)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quantmla.errors import require
 from quantmla.mla.weights import MlaWeights
 from quantmla.objective import (
     Activations,
@@ -126,7 +127,10 @@ class PathErrors(NamedTuple):
 def held_out_errors(
     layer: Layer, transform: LayerTransform, fmt: CacheFormat, batch_size: int = 2
 ) -> PathErrors:
-    """Errors of every method by the same measure: what the log's "before" and "after" are."""
+    """Errors of every method by the same measure: what the log's "before" and "after" are.
+
+    Raises QuantMLAError where they are not finite.
+    """
     moved = on_device(transform, layer.device)
     sums = torch.zeros(5, dtype=torch.float64)
     for x in layer.batches(layer.held_out, batch_size):
@@ -146,6 +150,10 @@ def held_out_errors(
             positional_energy(x.k_rope_BSE, queries, row_centred=True),
         )
         sums += torch.stack(parts).double().cpu()
+    require(
+        bool(sums.isfinite().all()),
+        "errors on held-out text are not finite: the weights give numbers too large for float32",
+    )
     content_sum, rope_sum, target_sum, score_sum, key_sum = sums.clamp(min=1e-30).tolist()
     return PathErrors(content_sum / target_sum, rope_sum / target_sum, score_sum / key_sum)
 

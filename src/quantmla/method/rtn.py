@@ -1,29 +1,7 @@
-"""Round to nearest: the cache as the checkpoint has it."""
+"""Round to nearest: no transform, and the published quantiser, without page centring."""
 
-from dataclasses import dataclass
+from quantmla.method.identity import CALIBRATION, Options, fit, why_not_fused
 
-import torch
+__all__ = ["CALIBRATION", "PUBLISHED_FORMAT", "Options", "fit", "why_not_fused"]
 
-from quantmla.method.layer import Fitted, Layer
-from quantmla.quant.format import CacheFormat
-from quantmla.transform.layer import identity
-
-PUBLISHED_FORMAT = True  # compared in the published quantiser, without page centring
-CALIBRATION = {"num_sequences": 1, "held_out_sequences": 1, "sequence_length": 128}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """None."""
-
-
-def why_not_fused(fmt: CacheFormat) -> str | None:
-    """None: the transform folds into the weights in every format."""
-    del fmt
-    return None
-
-
-def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:
-    """The identity, whatever the layer and format."""
-    del fmt, options, generator
-    return Fitted(identity(layer.weights.norm_R.cpu(), layer.train.k_rope_BSE.shape[-1] // 2))
+PUBLISHED_FORMAT = True

@@ -106,6 +106,7 @@ class CacheFormat:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "CacheFormat":
+        """What to_json wrote: every key, since a default may not be what the pages have."""
         known = set(CacheFormat.__dataclass_fields__)
         unknown = sorted(set(data) - known)
         require(
@@ -113,6 +114,8 @@ class CacheFormat:
             f"unknown keys in the cache format: {unknown}; known: {sorted(known)}",
             UsageError,
         )
+        missing = ", ".join(name for name in CacheFormat.__dataclass_fields__ if name not in data)
+        require(not missing, f"the cache format lacks {missing}", UsageError)
         try:
             return CacheFormat(**data)
         except TypeError as error:

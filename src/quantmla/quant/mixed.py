@@ -81,8 +81,18 @@ def uniform_format(fmt: ModelFormat) -> CacheFormat | None:
     return fmt if isinstance(fmt, CacheFormat) else None
 
 
+def require_format(fmt: Any) -> None:
+    """Refuses what a caller may take for a format, such as its name."""
+    require(
+        isinstance(fmt, ModelFormat),
+        f"the cache format is {fmt!r:.80}, not a CacheFormat: make one with parse_format('c4r4')",
+        UsageError,
+    )
+
+
 def distinct_formats(fmt: ModelFormat) -> tuple[CacheFormat, ...]:
     """Every format that some layer may have, the default first."""
+    require_format(fmt)
     if isinstance(fmt, CacheFormat):
         return (fmt,)
     return tuple(dict.fromkeys((fmt.default, *fmt.layers.values())))
@@ -90,6 +100,7 @@ def distinct_formats(fmt: ModelFormat) -> tuple[CacheFormat, ...]:
 
 def each_layer(fmt: ModelFormat, change: Callable[[CacheFormat], CacheFormat]) -> ModelFormat:
     """The same change to every layer's format."""
+    require_format(fmt)
     if isinstance(fmt, CacheFormat):
         return change(fmt)
     return model_format(change(fmt.default), {i: change(f) for i, f in fmt.layers.items()})
@@ -122,8 +133,9 @@ def describe(fmt: ModelFormat) -> str:
     return f"mixed ({'; '.join(parts)}; {fmt.default.name} in all others)"
 
 
-def format_from_json(data: Mapping[str, Any]) -> ModelFormat:
+def format_from_json(data: Any) -> ModelFormat:
     """The format that a checkpoint's config records. UsageError for what cannot be one."""
+    require(isinstance(data, Mapping), f"the cache format is {data!r}, not a mapping", UsageError)
     common = {key: value for key, value in data.items() if key != LAYERS_KEY}
     default = CacheFormat.from_json(common)
     layers = data.get(LAYERS_KEY, {})

@@ -10,7 +10,7 @@ from quantmla.report.build import build
 from quantmla.report.collect import SCHEMA, collect
 from quantmla.report.page import page
 from quantmla.report.summary import model_card, summary
-from quantmla.workdir import write_whole
+from quantmla.workdir import check_file, write_whole
 
 SUMMARY, CARD = "summary.md", "model_card.md"
 USUAL = "report"  # a page of that name leaves the others theirs
@@ -56,6 +56,8 @@ def _paths(output: Path, overwrite: bool, *, with_card: bool) -> dict[str, Path]
     if with_card:
         names["card"] = prefix + CARD
     paths = {key: output.parent / name for key, name in names.items()}
+    for path in paths.values():
+        check_file(path)
     taken = [path for path in paths.values() if path.exists()]
     require(
         overwrite or not taken or _is_report(paths["numbers"]),

@@ -150,6 +150,11 @@ def native_cache(
     all if none can, or of the named one. Everything that `QuantMLACache` does works, but for `crop`
     beyond the window's pages. New tokens of a step of 2 to 8 see packed what its last one does.
     """
+    require(
+        isinstance(model, torch.nn.Module) and hasattr(model, "config"),
+        f"the model is {type(model).__name__} {model!r:.80}: give a loaded model of transformers",
+        UsageError,
+    )
     config = model.config
     cache = (
         QuantMLACache.from_config(config, attention_mask)
@@ -162,7 +167,7 @@ def native_cache(
             choose(_problem(operation, model, fmt_used), backend)
     for i in packed:
         stock = cache.layers[i]
-        cache.layers[i] = NativeLayer(stock.fmt, stock.rope_order, stock.padding)
+        cache.layers[i] = NativeLayer(stock.fmt, stock.rope_order, stock.padding, stock.mask_width)
         cache.layers[i].backend = backend
     _handover.layer = None
     model.set_attn_implementation(ATTENTION)

@@ -40,7 +40,10 @@ def cache_settings(config: Any) -> CacheSettings:
         "the one this release reads",
         UsageError,
     )
-    return CacheSettings(
-        fmt=format_from_json(data["format"]),
-        ignored_layers=tuple(data.get("ignored_layers", ())),
+    ignored = data.get("ignored_layers", ())
+    require(
+        isinstance(ignored, list | tuple) and all(type(index) is int for index in ignored),
+        f"ignored_layers of {CONFIG_KEY} are {ignored!r}, not indices of layers",
+        UsageError,
     )
+    return CacheSettings(fmt=format_from_json(data.get("format")), ignored_layers=tuple(ignored))

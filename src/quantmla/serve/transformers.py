@@ -10,7 +10,8 @@ rounded to bf16 when they are cached, because that is what the window holds; eve
 in the model's dtype. B sequences, S new tokens, R latent channels, E rope channels.
 """
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -24,27 +25,8 @@ from quantmla.quant.format import CacheFormat
 from quantmla.quant.mixed import ModelFormat, distinct_formats, require_layers
 from quantmla.quant.page import require_byte_layout
 from quantmla.serve.families import cached_rope_order
+from quantmla.serve.padding import check_positions, left_padding
 from quantmla.serve.settings import cache_settings
-
-
-def left_padding(attention_mask: Tensor | None) -> list[int] | None:
-    """Padding tokens before each row's first real token; None without a mask."""
-    if attention_mask is None:
-        return None
-    require(
-        isinstance(attention_mask, Tensor)
-        and attention_mask.ndim == 2
-        and attention_mask.numel() > 0,
-        "attention_mask must be 2-D with padding on the left only, a tensor that is not empty",
-        UsageError,
-    )
-    mask = attention_mask != 0
-    require(
-        bool((mask.int().diff(dim=1) >= 0).all()) and bool(mask[:, -1].all()),
-        "attention_mask must be 2-D with padding on the left only",
-        UsageError,
-    )
-    return (~mask).sum(dim=1).tolist()
 
 
 class QuantMLALayer(CacheLayerMixin):
@@ -54,11 +36,16 @@ class QuantMLALayer(CacheLayerMixin):
     is_croppable = True
 
     def __init__(
-        self, fmt: CacheFormat, rope_order: RopeOrder, padding: Sequence[int] | None = None
+        self,
+        fmt: CacheFormat,
+        rope_order: RopeOrder,
+        padding: Sequence[int] | None = None,
+        mask_width: int = 0,
     ):
         super().__init__()
         self.fmt, self.rope_order = fmt, rope_order
         self.padding = None if padding is None else list(padding)
+        self.mask_width = mask_width  # tokens of the mask that tells the padding; 0 without one
         self.paged: PagedCache | None = None
         self.seen = 0  # tokens of the batch, padding included
         self.record_past = False
@@ -108,11 +95,18 @@ class QuantMLALayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor, list[int]]:
         """A call's rows in bf16, [B, S, R] and [B, S, E], and how many of each are no padding."""
         check_states(key_states, value_states)
+        size = key_states.shape[2]
         if not self.is_initialized:
-            self._check_positions(kwargs)
+            # drafts may follow the prompt at once: then past rows are being recorded
+            require(
+                size <= self.mask_width or self.mask_width == 0 or self.record_past,
+                f"attention_mask has {self.mask_width} columns, the prompt {size} tokens: give "
+                "QuantMLACache the whole mask of the prompt",
+                UsageError,
+            )
             self.lazy_initialization(key_states, value_states)
         assert self.padding is not None
-        size = key_states.shape[2]
+        self._check_prompt(size, kwargs)
         counts = [min(size, max(0, self.seen + size - p)) for p in self.padding]
         latent, k_rope = key_states[:, 0], value_states[:, 0]
         return latent.to(torch.bfloat16), k_rope.to(torch.bfloat16), counts
@@ -127,18 +121,13 @@ class QuantMLALayer(CacheLayerMixin):
             dtype
         )
 
-    def _check_positions(self, kwargs: Mapping[str, Any]) -> None:
-        """Without a mask, positions that begin late in a row betray left padding."""
-        positions = kwargs.get("kwargs", kwargs).get("position_ids")
-        if self.padding is not None or not isinstance(positions, Tensor) or positions.ndim != 2:
+    def _check_prompt(self, size: int, kwargs: Mapping[str, Any]) -> None:
+        """The mask is that of the prompt, of which `size` tokens come now."""
+        assert self.padding is not None
+        if self.seen and self.seen >= self.mask_width:
             return
-        late = positions.shape[1] - 1 - positions[:, -1]
-        require(
-            not bool((late > 0).any()),
-            "the batch seems to be left-padded (positions end before its length): "
-            "give QuantMLACache the attention_mask",
-            UsageError,
-        )
+        positions = kwargs.get("kwargs", kwargs).get("position_ids")
+        check_positions(positions, self.padding, self.seen, size, self.mask_width > 0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.seen + query_length, 0
@@ -155,7 +144,7 @@ class QuantMLALayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Takes back -n tokens for n < 0; n > 0 is the length to keep, as older releases say."""
-        asked = int(tokens_to_remove)  # some releases pass a tensor
+        asked = _whole(tokens_to_remove, "the tokens to crop are")  # or a tensor's one element
         removed = -asked if asked <= 0 else max(0, self.seen - asked)
         require(removed <= self.seen, f"cannot crop {removed} of {self.seen} tokens", UsageError)
         if self.paged is not None:
@@ -168,22 +157,30 @@ class QuantMLALayer(CacheLayerMixin):
         if self.paged is not None:
             self.paged.clear()
 
-    def _select(self, indices: Sequence[int]) -> None:
-        if self.paged is not None and self.padding is not None:
-            self.paged.select(indices)
-            self.padding = [self.padding[i] for i in indices]
+    def _select(self, indices: Any) -> None:
+        if self.paged is None or self.padding is None:
+            return
+        batch = len(self.padding)
+        try:
+            chosen = torch.arange(batch)[torch.as_tensor(indices).cpu()].reshape(-1).tolist()
+        except (IndexError, TypeError, ValueError, RuntimeError):
+            raise UsageError(
+                f"sequences {indices!r:.80} cannot be selected from a batch of {batch}"
+            ) from None
+        self.paged.select(chosen)
+        self.padding = [self.padding[i] for i in chosen]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._select(beam_idx.tolist())
+        self._select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.paged is not None:
-            self._select([i for i in range(len(self.paged.sequences)) for _ in range(repeats)])
+        times = _whole(repeats, "the repeats of a batch are")
+        require(times > 0, f"the repeats of a batch are {times}, not at least 1", UsageError)
+        if self.padding is not None:
+            self._select([i for i in range(len(self.padding)) for _ in range(times)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        if self.paged is not None:
-            every = torch.arange(len(self.paged.sequences))
-            self._select(every[indices.cpu()].tolist())
+        self._select(indices)
 
     def offload(self) -> None:
         raise UsageError("QuantMLACache is not offloaded: its pages stay on the model's device")
@@ -193,6 +190,13 @@ class QuantMLALayer(CacheLayerMixin):
     def allocated_bytes(self) -> int:
         """Memory that this layer's tokens take: pages, window and sinks."""
         return 0 if self.paged is None else self.paged.allocated_bytes()
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{what} {value!r:.80}, not a whole number") from None
 
 
 def check_states(key_states: Tensor, value_states: Tensor) -> None:
@@ -209,6 +213,14 @@ def check_states(key_states: Tensor, value_states: Tensor) -> None:
             "this transformers release does not cache latents; 5.15 or later is needed",
             UnsupportedModel,
         )
+
+
+def require_config(config: Any) -> None:
+    require(
+        hasattr(config, "get_text_config"),
+        f"the model's config is {type(config).__name__} {config!r:.80}: give model.config",
+        UsageError,
+    )
 
 
 class QuantMLACache(Cache):
@@ -230,6 +242,7 @@ class QuantMLACache(Cache):
     ):
         for one in distinct_formats(fmt):
             require_byte_layout(one)
+        require_config(config)
         text = config.get_text_config(decoder=True)
         require(
             getattr(text, "kv_lora_rank", None) is not None,
@@ -243,12 +256,18 @@ class QuantMLACache(Cache):
             UsageError,
         )
         padding = left_padding(attention_mask)
+        width = 0 if attention_mask is None else attention_mask.shape[1]
         stock = DynamicCache(config=text).layers
         sparse = [i for i, layer in enumerate(stock) if hasattr(layer, "update_indexer")]
         require(
             not sparse,
             f"layers {sparse} select keys by an indexer, which is not handled",
             UnsupportedModel,
+        )
+        require(
+            isinstance(skip_layers, Collection) and all(type(i) is int for i in skip_layers),
+            f"skip_layers is {skip_layers!r:.80}, not a list of layers' numbers",
+            UsageError,
         )
         unknown = sorted(set(skip_layers) - set(range(len(stock))))
         require(
@@ -259,7 +278,7 @@ class QuantMLACache(Cache):
         require_layers(fmt, range(len(stock)))
         super().__init__(
             layers=[
-                QuantMLALayer(fmt.for_layer(i), order, padding)
+                QuantMLALayer(fmt.for_layer(i), order, padding, width)
                 if type(layer) is DynamicLayer and i not in skip_layers
                 else layer
                 for i, layer in enumerate(stock)
@@ -269,6 +288,7 @@ class QuantMLACache(Cache):
     @classmethod
     def from_config(cls, config: Any, attention_mask: Tensor | None = None) -> "QuantMLACache":
         """The cache that a fused checkpoint's own config.json asks for under `quantmla_config`."""
+        require_config(config)
         settings = cache_settings(config)
         return cls(config, settings.fmt, attention_mask, skip_layers=settings.ignored_layers)
 

@@ -19,7 +19,9 @@ def check_tasks(asked: Sequence[Asked], request: TaskRequest, longest: int) -> N
     """Data that are not there, consent that was not given, lengths beyond the model."""
     data = None if request.data is None else Path(request.data)
     require(
-        data is None or data.is_dir(), f"--data {data} is not a folder with data files", UsageError
+        data is None or (data.is_dir() and request.data != ""),  # Path("") is the current folder
+        f"--data {request.data!r} is not a folder with data files",
+        UsageError,
     )
     for task in asked:
         spec = task.spec

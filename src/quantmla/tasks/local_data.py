@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantmla.capture.tokens import json_line
 from quantmla.errors import QuantMLAError, require
 
 Row = dict[str, Any]
@@ -26,11 +27,11 @@ Reader = Callable[[Sequence[Path]], Data]
 SUBJECT_FILE = "_test.csv"
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's content, unpacked if its name ends with .gz or .bz2."""
+def read_text(path: Path) -> str:
+    """A file's text, unpacked if its name ends with .gz or .bz2."""
     unpack = {".gz": gzip.decompress, ".bz2": bz2.decompress}.get(path.suffix, bytes)
     try:
-        return unpack(path.read_bytes())
+        return unpack(path.read_bytes()).decode("utf-8")
     except (OSError, EOFError, ValueError) as error:
         raise QuantMLAError(f"cannot read {path}: {error}") from error
 
@@ -38,13 +39,15 @@ def read_bytes(path: Path) -> bytes:
 def json_rows(path: Path, keys: Sequence[str]) -> list[Row]:
     """Rows of a .jsonl file; refuses rows that lack one of `keys`, and a file without rows."""
     rows: list[Row] = []
-    for number, line in enumerate(read_bytes(path).decode("utf-8").split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json_line(line)
         except ValueError as error:
-            raise QuantMLAError(f"line {number} of {path} is not JSON: {error}") from None
+            raise QuantMLAError(
+                f"line {number} of {path} cannot be read as JSON: {error}"
+            ) from None
         whole = isinstance(row, dict) and all(key in row for key in keys)
         require(whole, f"line {number} of {path} lacks one of the keys {', '.join(keys)}")
         rows.append(row)
@@ -94,8 +97,9 @@ def winogrande_row(row: Row) -> Row:
 
 def hellaswag_text(paths: Sequence[Path]) -> Data:
     """Six lines an item: the context, the number of the right ending, four endings."""
-    lines = read_bytes(paths[0]).decode("utf-8").splitlines()
-    require(len(lines) % 6 == 0 and bool(lines), f"{paths[0]} is not made of six lines an item")
+    # not splitlines(): a text may hold other ends of lines, such as U+2028
+    lines = read_text(paths[0]).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    require(len(lines) % 6 == 0, f"{paths[0]} is not made of six lines an item")
     rows = []
     for at in range(0, len(lines), 6):
         label, _, context = lines[at].partition(": ")
@@ -156,7 +160,7 @@ def gsm8k(paths: Sequence[Path]) -> Data:
 
 def gpqa_csv(paths: Sequence[Path]) -> Data:
     keys = ("Question", "Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))
-    table = csv.DictReader(io.StringIO(read_bytes(paths[0]).decode("utf-8"), newline=""))
+    table = csv.DictReader(io.StringIO(read_text(paths[0]), newline=""))
     rows = [{key: row.get(key) for key in keys} for row in table]
     whole = bool(rows) and all(value is not None for row in rows for value in row.values())
     require(whole, f"{paths[0]} lacks one of the columns {', '.join(keys)}")

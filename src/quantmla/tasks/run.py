@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import load_tokenizer
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -52,6 +53,7 @@ from quantmla.tasks.results import (
 )
 from quantmla.tasks.scoring import Amount, chosen_items, score_items, uses_chat
 from quantmla.tasks.vllm_engine import Engines, vllm_arguments
+from quantmla.workdir import check_makeable
 
 NEEDLE_LENGTH = 4096  # tokens of a needle test, or as many as the model has positions
 PACKAGES = ("lm_eval", "datasets")
@@ -84,7 +86,7 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     )
     given = request.evaluation
     subject = open_subject(given)
-    subject.adapter.check(subject.base)
+    check_checkpoint(subject.base, subject.adapter)
     asked = asked_tasks(request.tasks, min(NEEDLE_LENGTH, positions(subject)))
     check_tasks(asked, request, positions(subject))
     geometry = subject.adapter.geometry(subject.base.config)
@@ -92,6 +94,7 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
     check_methods(given.methods, subject)
     device = resolve_device(given.device)
     folder = Path(request.output)
+    check_makeable(folder, folder)
     with sole_user(folder), contextlib.ExitStack() as after:
         plan = _planned(request, subject)
         document = start_run(folder, _document(request, subject, plan, device), request.resume)

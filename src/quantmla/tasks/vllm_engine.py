@@ -7,7 +7,7 @@ only tasks whose answers are written are evaluated so.
 from pathlib import Path
 from typing import Any
 
-from quantmla.errors import QuantMLAError
+from quantmla.errors import QuantMLAError, one_line
 
 MEMORY_SHARE = 0.9  # of the GPU, for all engines of a run together
 WHOLE_PROMPTS = 16_384  # positions up to which a step holds any prompt, as it does by default
@@ -45,9 +45,8 @@ def vllm_model(arguments: dict[str, Any]) -> Any:
     try:
         return VLLM(**arguments)
     except (AssertionError, OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise QuantMLAError(
-            f"vLLM did not start with {arguments['pretrained']}: {reason}"
+            f"vLLM did not start with {arguments['pretrained']}: {one_line(error)}"
         ) from error
 
 

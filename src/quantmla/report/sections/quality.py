@@ -12,7 +12,7 @@ from quantmla.report.sections import Data, Headline
 TITLE = "Quality"
 COMMAND = "quantmla eval OUT --unprotected --json OUT/eval.json"
 READS = ("eval",)
-COLOURS = ("bf16", "quantmla", "paper", "quarot", "smoothquant", "rtn")
+COLOURS = ("bf16", "quantmla", "paper", "quarot", "smoothquant", "rtn", "identity")
 HEAD = (
     *("method", "bytes / token / layer", "perplexity", "KL mean", "KL p99", "KL max", "top-1"),
     *("recall", "tokens"),
