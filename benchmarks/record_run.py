@@ -1,7 +1,7 @@
 """Keeps the small result files of one `quantize` run: `python benchmarks/record_run.py OUT`.
 
 They go to benchmarks/results/NAME, where NAME is OUT's, with what `verify` finds as verify.json.
-Weights, tokenizer, transforms and recipe stay where they are.
+Weights, tokenizer, transforms and recipe stay where they are. The log is kept to six digits.
 """
 
 import argparse
@@ -14,7 +14,15 @@ from quantmla import pipeline
 from quantmla.doctor import gpus, versions
 
 RESULTS = Path(__file__).with_name("results")
-KEPT = ("config.json", "quantmla_log.json", "quantmla_run.json")
+LOG = "quantmla_log.json"
+KEPT = ("config.json", "quantmla_run.json")
+DIGITS = 6
+
+
+def shortened(text: str) -> str:
+    """The same JSON without blanks, its figures to `DIGITS` significant digits."""
+    found = json.loads(text, parse_float=lambda x: float(f"{float(x):.{DIGITS}g}"))
+    return json.dumps(found, separators=(",", ":")) + "\n"
 
 
 def main() -> None:
@@ -31,6 +39,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         shutil.copyfile(out / name, folder / name)
+    (folder / LOG).write_text(shortened((out / LOG).read_text()))
     text = json.dumps({"header": header, **found}, indent=1) + "\n"
     (folder / "verify.json").write_text(text)
     print(folder)
