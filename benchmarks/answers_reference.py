@@ -1,7 +1,8 @@
 """The same tokens, in the same steps, by transformers with QuantMLACache.
 
 A step of a few tokens (`short_chunk`) reads the cache as decode does in the engine: after its own
-tokens are cached, packed up to the border that the last of them sees. Here it does the same. Of a
+tokens are cached, packed up to the border that the last of them sees. One of a few times as many
+(`divided_chunk`) does so in pieces, as if each was a step. Here they do the same. Of a
 step whose last tokens are cut off, because another request reused the first ones only, those left
 end on a page border h, and the step ended less than a page after h: from there on to h + 63 the
 border of what is packed is the same. A long step that is cut to a few tokens was a prefill and
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from quantmla.checkpoint.locate import locate
 from quantmla.serve.transformers import QuantMLACache, QuantMLALayer
-from quantmla.serve.vllm.pool import short_chunk
+from quantmla.serve.vllm.pool import divided_chunk, short_chunk
 
 # Of what rounding does to transformers' own bfloat16. The worst token is a single draw on both
 # sides, and two draws of one size differ more than two means over many tokens.
@@ -103,11 +104,26 @@ def log_probabilities(
     first, rows = len(request["prompt"]) - 1, []
     for steps, begin in computed:
         cache = QuantMLACache.from_config(model.config) if packed else DynamicCache()
-        for start, count, whole in steps:
+        for start, count, whole in _pieces(steps, cache):
             _read_as_engine(cache, whole)
             logits = model(tokens[:, start : start + count], past_key_values=cache).logits[0]
             rows += [logits[i] for i in range(count) if start + i >= max(first, begin)]
     return torch.stack(rows).double().log_softmax(-1).cpu()
+
+
+def _pieces(steps: Sequence[Step], cache: Any) -> Iterator[Step]:
+    """The steps, with those that the engine attends to in pieces divided so."""
+    packed = next((layer for layer in cache.layers if isinstance(layer, QuantMLALayer)), None)
+    for step in steps:
+        if packed is None:
+            yield step
+            continue
+        piece = short_chunk(packed.fmt.recent_window or 0)
+        if step.whole <= piece or step.whole > divided_chunk(packed.fmt):
+            yield step
+            continue
+        for at in range(0, step.size, piece):
+            yield Step(step.start + at, min(piece, step.size - at), min(piece, step.whole - at))
 
 
 def _read_as_engine(cache: Any, tokens: int) -> None:

@@ -118,7 +118,7 @@ DECODE = (
         output=512,
         pool_tokens=None,
         rehearsals=2,
-        repeats=5,
+        repeats=9,
         must=True,
     ),
     Job(

@@ -467,6 +467,14 @@ class Engine:
 
     def expected(self, name, query, before: int, count: int, decode: bool) -> torch.Tensor:
         """Attention in float64 over rows as the cache's rule has them."""
+        piece = self.builders[0].piece
+        if decode and count > piece:
+            pieces = [range(at, min(at + piece, count)) for at in range(0, count, piece)]
+            parts = [
+                self.expected(name, query[p.start : p.stop], before + p.start, len(p), True)
+                for p in pieces
+            ]
+            return torch.cat(parts)
         sequence, length = self.sequences[name], before + count
         rows = self.rows(sequence.tokens[:length])
         seen = self.read(rows, length if decode else before, sequence.window_start)

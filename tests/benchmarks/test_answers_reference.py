@@ -17,7 +17,7 @@ from answers_reference import (
 )
 
 from quantmla.quant.format import CacheFormat, parse_format
-from quantmla.serve.vllm.pool import SHORT_CHUNK
+from quantmla.serve.vllm.pool import SHORT_CHUNK, divided_chunk
 
 FORMAT = parse_format("c2r4")
 
@@ -108,10 +108,25 @@ def test_short_steps_read_what_decode_reads(models):
         steps = [Step(0, 250, 250), Step(250, 10, whole)]
         return log_probabilities(models[0], asked, [Pass(steps, 0)])
 
-    short, cut = answer(10), answer(SHORT_CHUNK + 1)
+    short, cut = answer(10), answer(divided_chunk(FORMAT) + 1)
     assert torch.equal(short, answer(SHORT_CHUNK))
     assert torch.equal(cut, answer(300))
     assert (short - cut).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [100, 128, 150])
+def test_longer_steps_are_read_in_pieces(models, size):
+    """150 tokens, cut off after `size`, as so many steps of up to 64."""
+    tokens = torch.randint(0, 4096, (251 + size,), generator=torch.Generator().manual_seed(4))
+    asked = request("a", tokens[:-1].tolist(), tokens[-1:].tolist(), [])
+    pieces = [Step(at, min(64, 250 + size - at), 64) for at in range(250, 250 + size, 64)]
+    whole = [Step(0, 250, 250), Step(250, size, 150)]
+    found = [
+        log_probabilities(models[0], asked, [Pass(steps, 0)])
+        for steps in (whole, [whole[0], *pieces])
+    ]
+    assert torch.equal(*found)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def common(lengths: list[int], context: int = 300):
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_uniform_decodes_are_captured_in_one_call(engine, drafts):
     builder = engine(drafts=drafts).builders[0]
-    assert builder.reorder_batch_threshold == 64
+    assert (builder.piece, builder.reorder_batch_threshold) == (64, 191)
     for length in {1, 1 + drafts}:
         metadata = builder.build_for_cudagraph_capture(common([length] * 5))
         assert metadata.calls is None
@@ -57,12 +57,36 @@ def test_many_chunks_are_divided(engine, monkeypatch):
     assert calls.query_T is None
 
 
-@pytest.mark.parametrize(("window", "threshold"), [(128, 64), (40, 20), (0, 1), (512, 64)])
-def test_a_smaller_window_allows_less(cpu_vllm, tmp_path, window, threshold):
+@pytest.mark.parametrize(
+    ("window", "piece", "longest"), [(128, 64, 191), (40, 20, 60), (0, 1, 3), (512, 64, 192)]
+)
+def test_a_smaller_window_allows_less(cpu_vllm, tmp_path, window, piece, longest):
     from vllm_harness import Engine, model_config, vllm_config
 
     from quantmla.quant.format import parse_format
 
     fmt = parse_format("c4r4", recent_window=window)
     e = Engine(vllm_config(model_config(tmp_path, fmt)), 300)
-    assert e.builders[0].reorder_batch_threshold == threshold
+    builder = e.builders[0]
+    assert (builder.piece, builder.reorder_batch_threshold) == (piece, longest)
+
+
+def test_longer_chunks_are_divided_where_one_has_a_context(engine):
+    """As vLLM orders a step: decodes first. The threshold is what it was when that is done."""
+    builder = engine(chunk=1024).builders[0]
+
+    def decodes(lengths, context):
+        step = common(lengths)
+        step.seq_lens_cpu_upper_bound = torch.tensor(lengths) + torch.tensor(context)
+        step.seq_lens.copy_(step.seq_lens_cpu_upper_bound)
+        metadata = builder.build(0, step)
+        assert builder.reorder_batch_threshold == 191
+        calls = () if metadata.calls is None else metadata.calls.calls
+        return metadata.num_decodes, [call.batch for call in calls]
+
+    assert decodes([1, 64, 65, 192], [5, 0, 0, 9]) == (2, [1, 1])
+    assert decodes([1, 64, 65, 192], [5, 0, 64, 9]) == (3, [2, 2])
+    assert decodes([65, 191], [0, 1]) == (2, [1, 4])
+    assert decodes([192, 100], [0, 100]) == (0, [])
+    assert decodes([100, 192, 100], [0, 100, 100]) == (0, [])
+    assert decodes([100, 192, 100], [1, 100, 100]) == (1, [2])

@@ -35,8 +35,8 @@ def made(monkeypatch):
 
 def mixed(engine):
     """Four steps; the third has decodes, short chunks and a long one that continues."""
-    e = engine(chunk=512, long_prefill_token_threshold=200)
-    for i, length in enumerate((220, 500, 210)):
+    e = engine(chunk=600, long_prefill_token_threshold=200)
+    for i, length in enumerate((220, 600, 400)):
         e.pool.add(f"{i}", prompt(length, i), 3)
     return e
 

@@ -7,7 +7,8 @@ gave them.
 import pytest
 import torch
 
-N = 64  # longest chunk that the decode kernel takes, at a recent window of 128
+N = 64  # longest chunk that is read as a decode is, at a recent window of 128
+LONGEST = 191  # that is read so in pieces
 RUNNERS = pytest.mark.parametrize("runner", [1, 2])
 
 
@@ -40,9 +41,57 @@ def test_alone_at_borders_of_pages_and_of_the_window(engine, runner, before, cou
 
 def test_one_token_more_is_a_prefill(engine):
     e = engine(chunk=256)
-    e.pool.add("a", prompt(256 + N + 1), 2)
+    e.pool.add("a", prompt(256 + LONGEST + 1), 2)
     e.run()
-    assert (e.prefilled, e.decoded) == (256 + N + 1, 1)
+    assert (e.prefilled, e.decoded) == (256 + LONGEST + 1, 1)
+
+
+@RUNNERS
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+@pytest.mark.parametrize("count", [N + 1, 2 * N - 1, 2 * N, 2 * N + 1, LONGEST])
+@pytest.mark.parametrize("before", [N, 127, 192, 193, 256, 700])
+def test_longer_ones_are_read_in_pieces(engine, runner, fmt, count, before):
+    """Every query as if its piece had been a step: the border moves from one to the next."""
+    e = engine(fmt, chunk=before if before > LONGEST else 1024, runner=runner)
+    threshold = before if before <= LONGEST else 0
+    e.pool.scheduler.scheduler_config.long_prefill_token_threshold = threshold
+    e.pool.add("a", prompt(before), 1)
+    e.run()
+    e.pool.scheduler.scheduler_config.long_prefill_token_threshold = 0
+    e.pool.add("b", prompt(before // N * N) + prompt(count, 1), 2)
+    read = e.prefilled
+    e.run()
+    new = [n for m, n in e.steps if n[0] > 1][-1][0]
+    whole = before // N * N - e.hits["b"] + count
+    assert new == whole
+    assert e.prefilled - read == (new if new > LONGEST else 0)
+    if new <= LONGEST:
+        pieces = -(-new // N)
+        assert sum(batch for batch, _ in shapes(e.steps[-2][0])) == pieces
+
+
+@RUNNERS
+def test_pieces_beside_decodes_drafts_and_prompts(engine, runner):
+    e = engine(chunk=400, drafts=3, runner=runner, pages=500)
+    e.draft = lambda request: prompt(int(torch.randint(4, ())), request.num_tokens)
+    shared = prompt(640)
+    e.pool.add("first", shared, 60)
+    for _ in range(4):
+        e.step()
+    for i in range(4):
+        e.pool.add(f"{i}", shared + prompt(70 + 40 * i, i), 30)
+    e.pool.add("long", prompt(500, 9), 5)
+    e.run()
+    divided = [m[0] for m, n in e.steps if m[0].calls and any(N < x <= LONGEST for x in n)]
+    assert any(call.after is not None for m in divided for call in m.calls.calls)
+
+
+def test_without_context_they_are_prompts(engine):
+    e = engine(chunk=512)
+    for i, length in enumerate((65, 128, 191)):
+        e.pool.add(f"{i}", prompt(length, i), 1)
+    e.run()
+    assert (e.prefilled, e.decoded) == (65 + 128 + 191, 0)
 
 
 @RUNNERS
@@ -86,7 +135,7 @@ def test_a_long_chunk_that_continues_takes_none_of_them_along(engine, runner):
     second, tokens = e.steps[1]
     assert sorted(tokens) == [20, 98, 200] or sorted(tokens) == [10, 20, 200]
     assert len(second[0].context_lengths) == second[0].num_prefills
-    assert second[0].num_decode_tokens == sum(n for n in tokens if n <= N)
+    assert second[0].num_decode_tokens == sum(n for n in tokens if n <= LONGEST)
 
 
 @RUNNERS

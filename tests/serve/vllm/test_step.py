@@ -34,7 +34,7 @@ def test_r30_rows_without_a_slot_belong_to_no_sequence():
 
 
 def test_queries_of_different_lengths_end_together():
-    plan = plan_calls(ints(0, 1, 4, 6), decode_length=3, most=0)
+    plan = plan_calls(ints(0, 1, 4, 6), decode_length=3, most=0, piece=64)
     ((call,), query) = plan
     assert call.sequences == slice(0, 3)
     assert call.rows.view(3, 3).tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
@@ -44,15 +44,15 @@ def test_queries_of_different_lengths_end_together():
 
 def test_decodes_are_not_padded_to_a_chunk():
     """Nor copied: both calls read the engine's own tables, and their results follow one another."""
-    assert plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64) == (
-        ((slice(0, 3), slice(0, 3), 3), (slice(3, 4), slice(3, 23), 1)),
+    assert plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64, piece=64) == (
+        ((slice(0, 3), slice(0, 3), 3, None), (slice(3, 4), slice(3, 23), 1, None)),
         None,
     )
 
 
 def test_chunks_between_decodes_are_found():
     """As vLLM's first runner orders a request that resumes with a few tokens."""
-    calls, query = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64)
+    calls, query = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64, piece=64)
     assert [call.sequences.tolist() for call in calls[:1]] == [[0, 2, 3]]
     assert calls[0].rows.tolist() == [0, 21, 22]
     assert calls[1].sequences.tolist() == [1, 4]
@@ -62,14 +62,14 @@ def test_chunks_between_decodes_are_found():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_plan_goes_to_the_device_as_it_is(device):
-    plan = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64)
+    plan = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64, piece=64)
     calls, query = plan.to(torch.device(device))
     assert query.device.type == device
     assert torch.equal(query.cpu(), plan.query_T)
     for moved, call in zip(calls, plan.calls, strict=True):
         assert torch.equal(moved.sequences.cpu(), call.sequences)
         assert torch.equal(moved.rows.cpu(), call.rows)
-    slices = plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64)
+    slices = plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64, piece=64)
     assert slices.to(torch.device(device)) == slices
 
 
@@ -88,7 +88,7 @@ def test_every_query_is_read_once_in_any_order(decode_length):
         lengths = torch.randint(1, 65, (20,), generator=generator, dtype=torch.int32)
         lengths[torch.rand(20, generator=generator) < 0.5] = 1
         bounds = torch.cat((ints(0), lengths.cumsum(0, dtype=torch.int32)))
-        calls, query = plan_calls(bounds, decode_length, most)
+        calls, query = plan_calls(bounds, decode_length, most, 64)
         rows, sequences = torch.arange(int(bounds[-1])), torch.arange(20)
         read = torch.cat([rows[call.rows] for call in calls])
         assert torch.equal(read if query is None else read[query], rows)
@@ -173,3 +173,21 @@ def test_queries_without_context_are_those_of_empty_sequences() -> None:
     empty = without_context(*bounds, torch.arange(10, dtype=torch.int32))
     wanted = [n == 0 for n, count in zip(context, lengths, strict=True) for _ in range(count)]
     assert empty.tolist() == wanted
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_pieces_cover_every_row_once(piece):
+    generator = torch.Generator().manual_seed(6)
+    lengths = torch.randint(1, 200, (12,), generator=generator, dtype=torch.int32)
+    bounds = torch.cat((ints(0), lengths.cumsum(0, dtype=torch.int32)))
+    calls, query = plan_calls(bounds, 1, 500, piece)
+    rows, sequences = torch.arange(int(bounds[-1])), torch.arange(12)
+    read = torch.cat([rows[call.rows] for call in calls])
+    assert torch.equal(read if query is None else read[query], rows)
+    for call in calls:
+        last = rows[call.rows].view(call.batch, -1)[:, -1]
+        after = 0 if call.after is None else call.after
+        chosen = sequences[call.sequences]
+        assert torch.equal(last + after, bounds[1:][chosen].long() - 1)
+        assert (((last + 1 - bounds[:-1][chosen]) % piece == 0) | (after == 0)).all()
+        assert call.after is None or call.after.dtype == torch.int32

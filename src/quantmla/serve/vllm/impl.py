@@ -121,8 +121,8 @@ class QuantMLAImpl(MLACommonImpl):
     ) -> tuple[Tensor, Tensor | None]:
         """The last tokens of every decode over its whole cache; drafts and short chunks too.
 
-        All queries of a sequence read packed what the last of them does: a token that is packed
-        as this step ends is read packed up to S - 1 tokens early.
+        All queries of a sequence, or of a piece of it, read packed what the last of them does: a
+        token that is packed as this step ends is read packed up to S - 1 tokens early.
         """
         step = self._step()
         assert step is not None
@@ -149,6 +149,8 @@ class QuantMLAImpl(MLACommonImpl):
         def make() -> api.DecodePlan:
             assert step.packed.lengths is not None
             lengths = step.packed.lengths[call.sequences]
+            if call.after is not None:
+                lengths = lengths - call.after
             return api.plan_decode(query, self._view(pages, step, call.sequences, lengths))
 
         plan = self._plan(step, ("decode", number), inputs, make)

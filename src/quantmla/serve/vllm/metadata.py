@@ -23,7 +23,7 @@ from quantmla.serve.vllm.engine import (
     init_logger,
 )
 from quantmla.serve.vllm.plans import StepPlans
-from quantmla.serve.vllm.pool import MAX_DRAFTS, short_chunk
+from quantmla.serve.vllm.pool import MAX_DRAFTS, divided_chunk, short_chunk
 from quantmla.serve.vllm.step import (
     Calls,
     ContextChunk,
@@ -73,7 +73,8 @@ class PackedBuilder(MLACommonMetadataBuilder):
     """Queries of up to 1 + drafts tokens and short chunks go to the decode kernel.
 
     Longer ones are prefills, which attend to their context apart, and all in one batch: a short
-    chunk among them would put every prompt that begins in this step through that.
+    chunk among them would put every prompt that begins in this step through that. Chunks of a few
+    times a short one go to the decode kernel in pieces where one of them has a context.
     """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
@@ -88,10 +89,11 @@ class PackedBuilder(MLACommonMetadataBuilder):
     ) -> None:
         layers = vllm_config.compilation_config.static_forward_context
         layout = layers[layer_names[0]].window.layout
-        self.reorder_batch_threshold = short_chunk(layout.recent_window)
+        self.reorder_batch_threshold = divided_chunk(layout.fmt)
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, PackedMetadata)
         speculation = vllm_config.speculative_config
         self.decode_length = 1 + (speculation.num_speculative_tokens if speculation else 0)
+        self.piece = max(short_chunk(layout.recent_window), self.decode_length)
         most = vllm_config.scheduler_config.max_num_batched_tokens
         self.tokens = Tokens(*torch.full((2, most), -1, dtype=torch.int32, device=device))
         most_rows = max(most, self.chunked_prefill_workspace_size)
@@ -106,8 +108,12 @@ class PackedBuilder(MLACommonMetadataBuilder):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> PackedMetadata:
-        common = common_attn_metadata
-        metadata = super().build(common_prefix_len, common, fast_build)
+        common, longest = common_attn_metadata, self.reorder_batch_threshold
+        try:  # what vLLM divides the step by
+            self.reorder_batch_threshold = self._longest_decode(common)
+            metadata = super().build(common_prefix_len, common, fast_build)
+        finally:
+            self.reorder_batch_threshold = longest
         count = common.num_actual_tokens
         lengths, slots = common.seq_lens[: common.num_reqs], common.slot_mapping[:count]
         metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
@@ -124,6 +130,17 @@ class PackedBuilder(MLACommonMetadataBuilder):
             self._add_context(metadata, common)
         return metadata
 
+    def _longest_decode(self, common: CommonAttentionMetadata) -> int:
+        """`piece`, or more where a longer chunk has a context that is not to be gathered."""
+        if common.max_query_len <= self.piece:
+            return self.piece
+        length_B = common.query_start_loc_cpu[: common.num_reqs + 1].diff()
+        first_long = (length_B > self.reorder_batch_threshold).int()
+        count = int(first_long.argmax()) if first_long.any() else len(length_B)
+        divided_B = length_B[:count] > self.piece
+        context_B = common.seq_lens_cpu_upper_bound[:count] - length_B[:count]
+        return self.reorder_batch_threshold if (context_B * divided_B).any() else self.piece
+
     def _plan_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         """Nothing to do where all have the same number of tokens, as in every captured step."""
         count, rows = metadata.num_decodes, metadata.num_decode_tokens
@@ -133,7 +150,8 @@ class PackedBuilder(MLACommonMetadataBuilder):
         longest = int(bounds.diff().max())
         if longest > self.decode_length or count * longest != rows:
             most = CALL_ROWS // self.num_heads
-            metadata.calls = plan_calls(bounds, self.decode_length, most).to(self.device)
+            calls = plan_calls(bounds, self.decode_length, most, self.piece)
+            metadata.calls = calls.to(self.device)
 
     def _add_context(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         first, start = metadata.num_decodes, common.query_start_loc
@@ -172,7 +190,7 @@ class WindowBuilder(AttentionMetadataBuilder):
         most = vllm_config.scheduler_config.max_num_batched_tokens  # sequences are fewer
         self.starts = torch.zeros(most, dtype=torch.int32, device=device)
         # a new table would not be what a captured step of drafts reads, however small the window
-        self.all_kept = max(short_chunk(self.layout.recent_window), 1 + MAX_DRAFTS)
+        self.all_kept = max(divided_chunk(self.layout.fmt), 1 + MAX_DRAFTS)
         self.reuses_prefixes = vllm_config.cache_config.enable_prefix_caching
 
     def build(

@@ -13,7 +13,8 @@ from quantmla.quant.layout import bf16_row_bytes, page_layout
 from quantmla.quant.page import require_byte_layout
 
 MAX_DRAFTS = 15  # tokens of a request that one step may take back
-SHORT_CHUNK = 64  # longest part of a prompt that is attended to as decodes are
+SHORT_CHUNK = 64  # longest part of a prompt that is attended to as a decode is
+MOST_PIECES = 3  # of such parts that one step attends to, one after the other
 
 
 def short_chunk(recent_window: int) -> int:
@@ -22,6 +23,17 @@ def short_chunk(recent_window: int) -> int:
     Each then still has half of the recent window in bf16 before it.
     """
     return min(SHORT_CHUNK, max(1, recent_window // 2))
+
+
+def divided_chunk(fmt: CacheFormat) -> int:
+    """Longest chunk that is attended to in pieces of `short_chunk` tokens, as if each was a step.
+
+    Nothing of one without context is packed yet where its last piece ends, so that it makes no
+    difference whether such a chunk is attended to in this way or as a prompt.
+    """
+    assert fmt.recent_window is not None
+    longest = MOST_PIECES * short_chunk(fmt.recent_window)
+    return min(longest, fmt.recent_window + fmt.page_size - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ B sequences of the step, T token rows, W entries of a window table, M tokens of 
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quantmla.kernels.api import Tokens
@@ -46,14 +48,15 @@ def write_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor, out: Tokens
 
 
 class Call(NamedTuple):
-    """Sequences that the decode kernel takes together, the last S tokens of each.
+    """Sequences that the decode kernel takes together, S tokens of each: the last, or a piece.
 
     Rows before a sequence's own ones are made up, and what they give is not read.
     """
 
-    sequences: slice | Tensor  # B of the step
+    sequences: slice | Tensor  # B of the step; one that comes in pieces is there for each
     rows: slice | Tensor  # of the queries: B * S
     batch: int  # B
+    after: Tensor | None = None  # tokens of the sequence after these, int32 [B]; None: no tokens
 
 
 class Calls(NamedTuple):
@@ -65,7 +68,12 @@ class Calls(NamedTuple):
     def to(self, device: torch.device) -> "Calls":
         """Copies that nothing waits for."""
         calls = (
-            Call(_moved(call.sequences, device), _moved(call.rows, device), call.batch)
+            Call(
+                _moved(call.sequences, device),
+                _moved(call.rows, device),
+                call.batch,
+                _moved(call.after, device),
+            )
             for call in self.calls
         )
         return Calls(tuple(calls), _moved(self.query_T, device))
@@ -97,34 +105,70 @@ def split_queries(ascending: Sequence[int], decode_length: int, most: int) -> li
     return found
 
 
-def plan_calls(bounds: Tensor, decode_length: int, most: int) -> Calls:
-    """Of sequences in any order whose rows begin and end at `bounds` [B + 1]; all on the CPU."""
-    length_B = bounds.diff()
-    order_B = length_B.argsort(stable=True)
-    ascending = length_B[order_B].tolist()
-    calls, after, end_B = [], 0, torch.empty_like(length_B)
+class Pieces(NamedTuple):
+    """Rows of sequences, each in pieces one after the other; P in all."""
+
+    bounds: NDArray[np.int64]  # begin and end of the pieces' rows [P + 1]
+    sequence_P: NDArray[np.int64]
+    after_P: NDArray[np.int64]  # rows of the sequence after the piece
+
+
+def divide(bounds: NDArray[np.int64], piece: int) -> Pieces:
+    """Sequences whose rows begin and end at `bounds` [B + 1], in pieces of up to `piece` rows."""
+    count_B = -(-np.diff(bounds) // piece)
+    sequence_P = np.arange(len(count_B)).repeat(count_B)
+    number_P = np.arange(len(sequence_P)) - (count_B.cumsum() - count_B)[sequence_P]
+    start_P = bounds[sequence_P] + piece * number_P
+    after_P = (bounds[sequence_P + 1] - start_P - piece).clip(min=0)
+    return Pieces(np.append(start_P, bounds[-1]), sequence_P, after_P)
+
+
+def plan_calls(bounds: Tensor, decode_length: int, most: int, piece: int) -> Calls:
+    """Of sequences in any order whose rows begin and end at `bounds` [B + 1]; all on the CPU.
+
+    Those of more than `piece` rows are there in pieces. Numpy, for it is quicker with a few numbers
+    and every step that is no graph waits for this.
+    """
+    begin_P, sequence_P, after_P = divide(bounds.numpy().astype(np.int64), piece)
+    length_P = np.diff(begin_P)
+    order_P = length_P.argsort(kind="stable")
+    ascending = length_P[order_P].tolist()
+    calls, done, end_P = [], 0, np.empty_like(length_P)
     for together in split_queries(ascending, decode_length, most):
-        chosen = order_B[together.start : together.stop].sort().values  # as they lie
+        chosen = np.sort(order_P[together.start : together.stop])  # as they lie
         longest = ascending[together.stop - 1]
-        calls.append(_call(chosen, bounds, longest))
-        end_B[chosen] = after + longest * torch.arange(1, len(chosen) + 1, dtype=end_B.dtype)
-        after += longest * len(chosen)
-    row_T = torch.arange(int(bounds[-1] - bounds[0]))
-    query_T = (end_B - bounds[1:]).repeat_interleave(length_B) + row_T
-    in_order = after == len(row_T) and torch.equal(query_T, row_T)
-    return Calls(tuple(calls), None if in_order else query_T)
+        calls.append(
+            Call(
+                sequences=_index(sequence_P[chosen]),
+                rows=_rows(begin_P[chosen], begin_P[chosen + 1], longest),
+                batch=len(chosen),
+                after=_tensor(after_P[chosen].astype(np.int32)) if after_P[chosen].any() else None,
+            )
+        )
+        end_P[chosen] = done + longest * np.arange(1, len(chosen) + 1)
+        done += longest * len(chosen)
+    row_T = np.arange(begin_P[-1] - begin_P[0])
+    query_T = (end_P - begin_P[1:]).repeat(length_P) + row_T
+    in_order = done == len(row_T) and bool((query_T == row_T).all())
+    return Calls(tuple(calls), None if in_order else _tensor(query_T))
 
 
-def _call(chosen_B: Tensor, bounds: Tensor, longest: int) -> Call:
-    """Slices where they will do: the engine's own tables and queries are read then."""
-    start_B, end_B = bounds[chosen_B], bounds[chosen_B + 1]
-    first, count = int(chosen_B[0]), len(chosen_B)
-    side_by_side = bool((chosen_B.diff() == 1).all())
-    sequences = slice(first, first + count) if side_by_side else chosen_B
-    if side_by_side and int(end_B[-1] - start_B[0]) == count * longest:
-        return Call(sequences, slice(int(start_B[0]), int(end_B[-1])), count)
-    row_BS = torch.maximum(end_B[:, None] - longest + torch.arange(longest), start_B[:, None])
-    return Call(sequences, row_BS.flatten(), count)
+def _rows(start_B: NDArray[np.int64], end_B: NDArray[np.int64], longest: int) -> slice | Tensor:
+    """The last `longest` rows up to each end, none of them before its start."""
+    row_BS = np.maximum(end_B[:, None] - longest + np.arange(longest), start_B[:, None])
+    return _index(row_BS.ravel())
+
+
+def _index(index: NDArray[np.int64]) -> slice | Tensor:
+    """A slice where it will do: the engine's own tables and queries are read then."""
+    first = int(index[0])
+    if bool((np.diff(index) == 1).all()):
+        return slice(first, first + len(index))
+    return _tensor(index)
+
+
+def _tensor(numbers: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(numbers)
 
 
 def kept_only(table_BW: Tensor) -> Tensor:
