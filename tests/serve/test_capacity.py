@@ -16,10 +16,11 @@ from quantmla.serve.vllm.pool import pool_layout
 
 @given(st.integers(1, 3000), st.sampled_from(["c4r4", "c2r4", "c8r8"]))
 def test_window_blocks_in_decode_hold_every_bf16_token(tokens, name):
-    """By walking over the tokens whose rows a request of this length may need, and its sinks."""
+    """One step in flight reads what is read two tokens earlier; blocks come a page at a time."""
     layout = pool_layout(parse_format(name), 512, 64)
-    size = layout.window_page_size
-    needed = {t // size for t in range(max(0, tokens - layout.kept_tokens + 1), tokens)} | {0}
+    size, first = layout.window_page_size, layout.fmt.first_recent(max(0, tokens - 2))
+    end = max(tokens, min(-(-tokens // 64) * 64, first + 192))
+    needed = {t // size for t in range(first, end)} | {0}
     found = decoding_window_blocks(layout, tokens)
     assert len(needed) <= found <= len(needed) + 1
 

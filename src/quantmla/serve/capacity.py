@@ -27,10 +27,13 @@ class Capacity:
 
 
 def decoding_window_blocks(layout: PoolLayout, tokens: int) -> int:
-    """Most window blocks, sinks included, of a request that has `tokens` tokens and decodes."""
-    size = layout.window_page_size
-    last = -(-(layout.kept_tokens - 1) // size) + 1  # the first of them may begin before
-    return min(last + layout.sink_window_pages, -(-tokens // size))
+    """Most window blocks, sinks included, of a request that has `tokens` tokens and decodes.
+
+    One is of the next page where a step in flight still reads the last one's.
+    """
+    last = layout.kept_tokens // layout.window_page_size + 1
+    whole = layout.packed_pages(tokens) * layout.fmt.page_size // layout.window_page_size
+    return min(last + layout.sink_window_pages, whole)
 
 
 def capacity(

@@ -176,7 +176,7 @@ def test_a_reused_prefix_without_its_window(engine, runner, chunk):
 @RUNNERS
 def test_a_resumed_request_continues_with_a_short_chunk(engine, runner):
     """It may come before the decodes then, and is no less a chunk."""
-    e = engine(pages=44, chunk=128, max_len=512, runner=runner)
+    e = engine(pages=42, chunk=128, max_len=512, runner=runner)
     e.pool.scheduler.scheduler_config.long_prefill_token_threshold = 50
     requests = [e.pool.add("a", prompt(370), 100), e.pool.add("b", prompt(370, 1), 120)]
     e.run()

@@ -4,6 +4,7 @@ DeepSeek-V2-Lite's cache: 27 layers, a latent of 512 and a rope key of 64.
 """
 
 import pickle
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -120,7 +121,7 @@ def test_a_long_prompt_takes_window_pages_only_at_its_end(pool):
         most = max(most, len(held))
         computed = made.scheduler.requests["a"].num_computed_tokens
         assert held[0] == 0, "the sinks are kept"
-        needed = range(max(0, computed - 191) // 16, -(-computed // 16))
+        needed = range(made.layout.fmt.first_recent(computed) // 16, -(-computed // 16))
         assert set(needed) <= set(held)
 
     run(made, watch)
@@ -128,18 +129,48 @@ def test_a_long_prompt_takes_window_pages_only_at_its_end(pool):
     assert made.scheduler.kv_cache_manager.usage == 0
 
 
-def test_window_pages_are_freed_in_time(pool):
-    made = pool(300, max_len=8192, chunk=512)
-    made.add("a", ids(100), 1000)
-    held = []
-    run(
-        made,
-        lambda _: held.append(
-            sum(not b.is_null for b in made.window_blocks.req_to_blocks.get("a", []))
-        ),
-    )
-    assert max(held) <= 14
-    assert min(held[200:]) >= 12
+@pytest.mark.parametrize("in_flight", [0, 1])
+@pytest.mark.parametrize(("fmt", "size"), [("c4r4", 16), ("c2r4", 8)])
+def test_window_pages_come_and_go_with_packed_pages(pool, fmt, size, in_flight):
+    """A decode holds 192 tokens, the window of the next packed page among them, and its sinks.
+
+    What a step in flight reads is kept; the pages after it are then taken in two parts.
+    """
+    made = pool(400, fmt, max_len=8192, chunk=512, async_scheduling=in_flight > 0)
+    request = made.add("a", ids(100), 1000)
+    outputs, held, tables = [], [], []
+    while made.scheduler.has_unfinished_requests():
+        outputs.append(made.scheduler.schedule())
+        table = [block.block_id for block in made.window_blocks.req_to_blocks["a"]]
+        read = made.layout.fmt.first_recent(request.num_computed_tokens - in_flight) // size
+        assert 0 not in [table[0], *table[read:]]
+        if 300 < request.num_computed_tokens < 1080:
+            held.append(sum(page != 0 for page in table))
+            tables.append(table)
+        if len(outputs) > in_flight or request.num_computed_tokens >= 1099:
+            output = outputs.pop(0)
+            made.finish(output, {name: [7] for name in output.num_scheduled_tokens})
+    most = 192 // size + 1
+    assert len(held) == 779
+    assert max(held) == most + in_flight
+    assert in_flight or min(held) == most
+    changes = sum(one != other for one, other in pairwise(tables))
+    assert changes <= (1 + 2 * in_flight) * (len(tables) / 64 + 1)
+
+
+@pytest.mark.parametrize("longest", [333, 320, 383])
+def test_no_page_is_taken_beyond_the_longest_sequence(pool, longest):
+    """Tables of the engine's runners have no room for it."""
+    made = pool(200, max_len=longest, chunk=128)
+    made.add("a", ids(200), longest - 200)
+    most = 0
+
+    def watch(_):
+        nonlocal most
+        most = max(most, len(made.window_blocks.req_to_blocks["a"]))
+
+    run(made, watch)
+    assert most == -(-longest // 16)
 
 
 def test_a_pool_for_one_request_serves_one_after_the_other(pool):

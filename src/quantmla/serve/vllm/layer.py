@@ -56,7 +56,7 @@ class WindowCache(nn.Module, AttentionLayerBase):
         return WindowBackend
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> WindowSpec:
-        layout = self.layout
+        layout, longest = self.layout, vllm_config.model_config.max_model_len
         return WindowSpec(
             block_size=layout.window_page_size,
             num_kv_heads=1,
@@ -64,11 +64,12 @@ class WindowCache(nn.Module, AttentionLayerBase):
             dtype=torch.bfloat16,
             page_size_padded=layout.page_bytes,
             sliding_window=layout.kept_tokens,
+            recent_window=layout.recent_window,
+            packed_page_size=layout.fmt.page_size,
             refreshed_tokens=layout.refreshed_tokens,
             sink_pages=layout.sink_window_pages,
-            max_pages=layout.window_pages(
-                vllm_config.max_concurrent_batches, vllm_config.model_config.max_model_len
-            ),
+            max_pages=layout.window_pages(vllm_config.max_concurrent_batches, longest),
+            table_pages=-(-longest // layout.window_page_size),
         )
 
 

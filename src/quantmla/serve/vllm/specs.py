@@ -13,7 +13,7 @@ the window.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -30,9 +30,12 @@ from quantmla.serve.vllm.pool import MAX_DRAFTS
 class WindowSpec(SlidingWindowMLASpec):
     """bf16 rows of one layer; `sliding_window` is the pool layout's kept_tokens."""
 
+    recent_window: int
+    packed_page_size: int  # tokens
     refreshed_tokens: int
     sink_pages: int
     max_pages: int  # that a request holds at once, at most
+    table_pages: int  # of the longest sequence
 
     def max_admission_blocks_per_request(
         self, max_in_flight_tokens: int, max_model_len: int
@@ -46,28 +49,55 @@ class WindowSpec(SlidingWindowMLASpec):
         return replace(specs[0])
 
 
+class NewPages(NamedTuple):
+    """Pages that a request's table gains, in their order."""
+
+    sinks: int
+    nulls: int  # of tokens that are packed from the step's own rows
+    kept: int
+
+    @property
+    def taken(self) -> int:
+        return self.sinks + self.kept
+
+
 class WindowBlocks(SlidingWindowManager):
-    """Window pages of every request."""
+    """Window pages of every request.
+
+    They come and go with packed pages: a decode takes those of the next packed page at once, and
+    gives back those of the one that was packed. Between, which is in most steps of a decode,
+    nothing happens, and vLLM has no table to write.
+    """
 
     def __init__(self, kv_cache_spec: WindowSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
         self.cleared: dict[str, int] = {}  # pages before this one are freed, sinks apart
 
-    def _first_kept(self, num_tokens: int) -> int:
-        """First page that is still read after a step that ends at `num_tokens`, drafts included."""
-        return max(0, num_tokens - self.sliding_window - MAX_DRAFTS) // self.block_size
+    def _end(self, request_id: str, num_tokens: int) -> int:
+        """One past the last page that a request of so many tokens is given.
 
-    def _wanted(self, held: int, num_tokens: int, num_tokens_main_model: int) -> list[bool]:
-        """For each page from number `held` on: whether it is taken from the pool.
+        Not all of the next packed page where pages before the window are not freed yet, as with
+        steps in flight: a request in decode holds no more than the window for it.
+        """
+        size, page = self.block_size, self.kv_cache_spec.packed_page_size
+        ahead = -(-num_tokens // page) * (page // size)
+        held = self.cleared.get(request_id, 0) + self.sliding_window // size
+        return max(-(-num_tokens // size), min(ahead, held, self.kv_cache_spec.table_pages))
 
-        None in most steps of a decode, and this is asked twice a step for every request.
+    def _new_pages(
+        self, request_id: str, held: int, num_tokens: int, num_tokens_main_model: int
+    ) -> NewPages | None:
+        """From page number `held` on; None in most steps of a decode.
+
+        Pages are kept that are read after a step that ends at `num_tokens`, drafts included.
         """
         if held * self.block_size >= num_tokens:
-            return []
-        first = self._first_kept(num_tokens_main_model)
-        sinks = self.kv_cache_spec.sink_pages
-        total = -(-num_tokens // self.block_size)
-        return [i < sinks or i >= first for i in range(held, total)]
+            return None
+        end = self._end(request_id, num_tokens)
+        sinks = min(end, max(held, self.kv_cache_spec.sink_pages))
+        read = max(0, num_tokens_main_model - self.sliding_window - MAX_DRAFTS)
+        first = min(end, max(sinks, read // self.block_size))
+        return NewPages(sinks - held, first - sinks, end - first)
 
     @override
     def get_num_blocks_to_allocate(
@@ -81,7 +111,8 @@ class WindowBlocks(SlidingWindowManager):
         apply_admission_cap: bool = False,
     ) -> int:
         held = len(self.req_to_blocks.get(request_id, ())) + len(new_computed_blocks)
-        new = sum(self._wanted(held, num_tokens, num_tokens_main_model))
+        pages = self._new_pages(request_id, held, num_tokens, num_tokens_main_model)
+        new = pages.taken if pages else 0
         if apply_admission_cap and self._max_admission_blocks_per_request is not None:
             new = min(new, self._max_admission_blocks_per_request)
         if not new_computed_blocks:
@@ -92,11 +123,12 @@ class WindowBlocks(SlidingWindowManager):
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> list[Any]:
         blocks = self.req_to_blocks[request_id]
-        wanted = self._wanted(len(blocks), num_tokens, num_tokens_main_model)
-        if not wanted:
+        pages = self._new_pages(request_id, len(blocks), num_tokens, num_tokens_main_model)
+        if pages is None:
             return []
-        fresh = iter(self.block_pool.get_new_blocks(sum(wanted)) if any(wanted) else ())
-        new = [next(fresh) if want else self._null_block for want in wanted]
+        taken = self.block_pool.get_new_blocks(pages.taken)
+        nulls = [self._null_block] * pages.nulls
+        new = [*taken[: pages.sinks], *nulls, *taken[pages.sinks :]]
         blocks.extend(new)
         return new
 
@@ -113,21 +145,29 @@ class WindowBlocks(SlidingWindowManager):
         self.req_to_blocks[request_id].extend(new_computed_blocks)
         self.num_cached_block[request_id] = len(new_computed_blocks)
 
-    def _remove_blocks_in_range(self, request_id: str, first_block: int, last_block: int) -> None:
-        """Null pages may lie between pages, so all are looked at, each once."""
-        blocks = self.req_to_blocks.get(request_id)
-        if not blocks:
+    @override
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Frees what no step after `processed_computed_tokens` reads: what it has packed.
+
+        Null pages may lie between pages, so all are looked at, each once.
+        """
+        spec = self.kv_cache_spec
+        page = spec.packed_page_size
+        packed = (processed_computed_tokens - spec.recent_window) // page * page
+        last = packed // self.block_size
+        begin = self.cleared.get(request_id, spec.sink_pages)
+        if last <= begin:
             return
-        begin = max(first_block, self.cleared.get(request_id, self.kv_cache_spec.sink_pages))
-        end = min(last_block, len(blocks))
-        if begin >= end:
-            return
+        blocks = self.req_to_blocks[request_id]
+        end = min(last, len(blocks))
         freed = []
         for i in range(begin, end):
             if not blocks[i].is_null:
                 freed.append(blocks[i])
                 blocks[i] = self._null_block
-        self.cleared[request_id] = end
+        self.cleared[request_id] = max(begin, end)
         self.block_pool.free_blocks(reversed(freed))
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
@@ -205,10 +245,13 @@ def longest_hit(
     if length == 0:
         return none, 0
     found |= window
-    return tuple(
-        [found[i][g] if i in found else null_block for i in range(length // spec.block_size)]
-        for g in range(groups)
-    ), length
+    hit: tuple[list[Any], ...] = tuple(
+        [null_block] * (length // spec.block_size) for _ in range(groups)
+    )
+    for i, each in found.items():
+        for of_group, block in zip(hit, each, strict=True):
+            of_group[i] = block
+    return hit, length
 
 
 def install() -> None:
