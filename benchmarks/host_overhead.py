@@ -31,7 +31,7 @@ from quantmla.quant.format import parse_format
 from quantmla.serve.vllm import impl as module
 from quantmla.serve.vllm.plans import StepPlans
 from quantmla.serve.vllm.pool import PoolLayout, pool_layout
-from quantmla.serve.vllm.step import Call, ContextChunk
+from quantmla.serve.vllm.step import Call, ContextChunk, FirstLayer
 
 RANK, ROPE, HEADS = 512, 64, 16
 DECODES, CHUNKS, CHUNK, CONTEXT = 8, 2, 40, 4096
@@ -106,6 +106,7 @@ def step_metadata(layers: list[Any]) -> dict[str, Any]:
         block_table=torch.zeros(batch + 1, 64, dtype=torch.int32),
         lengths=ints[2, : batch + 1],
         tokens=Tokens(ints[0, :count], ints[1, :count]),
+        first_layer=FirstLayer(lambda: None),
         num_decodes=batch,
         num_decode_tokens=count,
         num_reqs=batch + 1,
@@ -116,7 +117,12 @@ def step_metadata(layers: list[Any]) -> dict[str, Any]:
         plans=StepPlans(),
     )
     table = torch.zeros(batch + 1, 256, dtype=torch.int32)
-    window = SimpleNamespace(table=table, sink_pages=table[:, 0], starts=ints[3, : batch + 1])
+    window = SimpleNamespace(
+        table=table,
+        sink_pages=table[:, 0],
+        starts=ints[3, : batch + 1],
+        first_layer=FirstLayer(lambda: None),
+    )
     return {
         name: metadata
         for layer in layers

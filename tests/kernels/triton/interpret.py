@@ -154,14 +154,15 @@ def native(case: Case) -> None:
     print("native", case.name, check(Partial(exact, result.lse_BSN), query, wanted.view()))
 
 
-def locate() -> None:
+def locate(queries: int) -> None:
     """More rows than a program has, some of them padding."""
     generator = torch.Generator().manual_seed(3)
-    lengths = torch.randint(0, 1 << 20, (300,), generator=generator, dtype=torch.int32)
+    shape = (-(-300 // queries),)
+    lengths = torch.randint(0, 1 << 20, shape, generator=generator, dtype=torch.int32)
     slots = torch.randint(-1, 2, (300,), generator=generator)
     mine = Tokens(*torch.full((2, 310), 77, dtype=torch.int32))
-    locate_launch(lengths, slots, Tokens(*(x[:300] for x in mine))).run()
-    wanted = locate_decodes(lengths, slots, torch.arange(300, dtype=torch.int32))
+    locate_launch(lengths, slots, queries, Tokens(*(x[:300] for x in mine))).run()
+    wanted = locate_decodes(lengths, slots, torch.arange(300, dtype=torch.int32), queries)
     for got, want in zip(mine, wanted, strict=True):
         assert torch.equal(got[:300], want), "rows are elsewhere"
         assert (got[300:] == 77).all(), "more was written"
@@ -202,6 +203,7 @@ if __name__ == "__main__":
     plans(replace(whole, lengths=(200, 7), heads=3))
     gather(SMALL[0])
     gather(SMALL[3])
-    locate()
+    locate(1)
+    locate(3)
     starts("c4r4")
     starts("c2r4")

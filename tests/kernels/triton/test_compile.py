@@ -40,7 +40,7 @@ def launches(
         "combine": combine,
         "append": append_launch(rows, tokens, view),
         "gather": gather_launch(tokens, view, out),
-        "locate": locate_launch(view.lengths_B, torch.zeros(2, dtype=torch.int64), tokens),
+        "locate": locate_launch(view.lengths_B, torch.zeros(2, dtype=torch.int64), 1, tokens),
         "starts": starts_launch(
             view.lengths_B,
             torch.arange(3, dtype=torch.int32),

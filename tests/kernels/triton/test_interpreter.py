@@ -28,7 +28,7 @@ def test_kernels_in_the_interpreter() -> None:
         "native": 1,
         "plans": 1,
         "gather": 2,
-        "locate": 1,
+        "locate": 2,
         "starts": 2,
     }
     assert {name: lines.count(name) for name in wanted} == wanted

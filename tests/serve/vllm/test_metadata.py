@@ -36,6 +36,26 @@ def test_uniform_decodes_are_captured_in_one_call(engine, drafts):
         assert metadata.tokens.sequence_T.data_ptr() == builder.tokens.sequence_T.data_ptr()
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_host_only_prepares_a_captured_step(engine, drafts):
+    """The first layer writes what all read, so that a replay reads this step's lengths."""
+    e = engine(drafts=drafts)
+    step = common([1 + drafts] * 5)
+    captured = [builder.build_for_cudagraph_capture(step) for builder in e.builders]
+    packed, window = captured
+    for tensor in (*packed.tokens, window.starts):
+        tensor.fill_(77)
+    step.seq_lens.add_(9)
+    for builder in e.builders:
+        builder.build(0, step)
+    assert (torch.cat((*packed.tokens, window.starts)) == 77).all()
+    for metadata in captured:
+        metadata.first_layer.enter("first")
+    assert packed.tokens.position_T.view(5, -1)[:, -1].tolist() == [300 + drafts + 9] * 5
+    assert packed.tokens.sequence_T.tolist() == [i for i in range(5) for _ in range(1 + drafts)]
+    assert window.starts.tolist() == [0] * 5
+
+
 def test_equal_chunks_are_no_uniform_decodes(engine):
     """To vLLM, either: a graph for decodes has one query length."""
     from vllm.v1.worker.gpu.cudagraph_utils import get_uniform_token_count

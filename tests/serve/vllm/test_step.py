@@ -5,6 +5,7 @@ from quantmla.kernels.problem import Tokens
 from quantmla.quant.format import parse_format
 from quantmla.serve.vllm.pool import pool_layout
 from quantmla.serve.vllm.step import (
+    FirstLayer,
     context_tokens,
     kept_only,
     locate_decodes,
@@ -102,13 +103,15 @@ def test_every_query_is_read_once_in_any_order(decode_length):
             assert longest <= decode_length or (lengths[chosen] > decode_length).all()
 
 
-def test_one_row_each_is_a_special_case():
-    lengths, rows = ints(7, 300, 0), torch.arange(3, dtype=torch.int32)
-    slots = torch.tensor([12, 0, -1])
-    quick = locate_decodes(lengths, slots, rows)
-    slow = locate_tokens(rows + 1, lengths, slots, rows)
+@pytest.mark.parametrize("queries", [1, 4, 300])
+def test_as_many_rows_of_each_are_a_special_case(queries):
+    lengths, rows = ints(307, 300, 0), torch.arange(3 * queries, dtype=torch.int32)
+    slots = torch.arange(3 * queries).flip(0) - queries  # the last sequence is padding
+    quick = locate_decodes(lengths, slots, rows, queries)
+    slow = locate_tokens(queries * ints(1, 2, 3), lengths, slots, rows)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(quick, slow, strict=True))
-    assert quick.position_T.tolist()[:2] == [6, 299]
+    assert quick.position_T.tolist()[:queries] == list(range(307 - queries, 307))
+    assert quick.sequence_T.tolist()[queries:] == [1] * queries + [-1] * queries
 
 
 def test_null_pages_hold_nothing():
@@ -155,12 +158,19 @@ def test_what_a_decode_reads_is_written_where_it_lies(device):
     lengths = ints(321, 1000, 0).to(device)
     table = torch.full((3, 64), 3, dtype=torch.int32)
     table[0, :20] = 0  # a prefix of 320 tokens without its rows
-    kept = Tokens(*torch.full((2, 4), 77, dtype=torch.int32, device=device))
-    slots = torch.tensor([9, 8, -1], device=device)
-    rows = torch.arange(3, dtype=torch.int32, device=device)
-    write_decodes(lengths, slots, rows, Tokens(*(x[:3] for x in kept)))
-    assert kept.sequence_T.tolist() == [0, 1, -1, 77]
-    assert kept.position_T.tolist() == [320, 999, -1, 77]
+    kept = Tokens(*torch.full((2, 7), 77, dtype=torch.int32, device=device))
+    slots = torch.tensor([9, 10, 8, 9, -1, -1], device=device)
+    rows = torch.arange(6, dtype=torch.int32, device=device)
+    for queries, sequence, position in (
+        (1, [0, 1, -1], [320, 999, -1]),
+        (2, [0, 0, 1, 1, -1, -1], [319, 320, 998, 999, -2, -1]),
+    ):
+        count = 3 * queries
+        written = slots[::2] if queries == 1 else slots
+        out = Tokens(*(x[:count] for x in kept))
+        write_decodes(lengths, written.contiguous(), rows[:count], queries, out)
+        assert kept.sequence_T.tolist()[: count + 1] == [*sequence, 77]
+        assert kept.position_T.tolist()[: count + 1] == [*position, 77]
     starts = torch.full((4,), 77, dtype=torch.int32, device=device)
     bounds = ints(0, 1, 2, 2).to(device)
     write_window_starts(lengths, bounds, table.to(device), LAYOUT, starts[:3])
@@ -191,3 +201,13 @@ def test_pieces_cover_every_row_once(piece):
         assert torch.equal(last + after, bounds[1:][chosen].long() - 1)
         assert (((last + 1 - bounds[:-1][chosen]) % piece == 0) | (after == 0)).all()
         assert call.after is None or call.after.dtype == torch.int32
+
+
+def test_the_first_layer_writes_and_writes_again_when_it_comes_again():
+    """As in a trial run and the capture after it, with the same metadata."""
+    written = []
+    first = FirstLayer(lambda: written.append("now"))
+    for name in ("b", "a", "c", "b", "a"):
+        first.enter(name)
+        written.append(name)
+    assert written == ["now", "b", "a", "c", "now", "b", "a"]

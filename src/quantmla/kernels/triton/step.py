@@ -25,15 +25,16 @@ class WindowRule(NamedTuple):
     entries: int  # of a table that a step's tokens may read
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def locate_rows(lengths, slots, sequences, positions, num_rows, BLOCK: tl.constexpr):
-    """Row t is the last token of sequence t, and padding if it has no slot."""
+@triton.jit(do_not_specialize=["queries", "num_rows"])
+def locate_rows(lengths, slots, sequences, positions, queries, num_rows, BLOCK: tl.constexpr):
+    """The last `queries` tokens of sequence after sequence; a row without a slot is padding."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
+    sequence = row // queries
     slot = tl.load(slots + row, mask=inside, other=-1)
-    length = tl.load(lengths + row, mask=inside, other=0)
-    tl.store(sequences + row, tl.where(slot >= 0, row, -1), mask=inside)
-    tl.store(positions + row, length - 1, mask=inside)
+    length = tl.load(lengths + sequence, mask=inside, other=0)
+    tl.store(sequences + row, tl.where(slot >= 0, sequence, -1), mask=inside)
+    tl.store(positions + row, length - queries + row % queries, mask=inside)
 
 
 @triton.jit(do_not_specialize=["stride_table", "width"])
@@ -64,8 +65,8 @@ def find_starts(
     tl.store(starts + b, (end + PAGE - 1) // PAGE * PAGE)
 
 
-def locate_launch(lengths_B: Tensor, slots_T: Tensor, out: Tokens) -> Launch:
-    """Sequence and position of every row, where every sequence has one."""
+def locate_launch(lengths_B: Tensor, slots_T: Tensor, queries: int, out: Tokens) -> Launch:
+    """Sequence and position of every row, where every sequence has `queries` of them."""
     num_rows = slots_T.shape[0]
     return Launch(
         kernel=locate_rows,
@@ -75,6 +76,7 @@ def locate_launch(lengths_B: Tensor, slots_T: Tensor, out: Tokens) -> Launch:
             "slots": slots_T,
             "sequences": out.sequence_T,
             "positions": out.position_T,
+            "queries": queries,
             "num_rows": num_rows,
         },
         constants={"BLOCK": ROWS},

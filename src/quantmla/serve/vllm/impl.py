@@ -102,6 +102,9 @@ class QuantMLAImpl(MLACommonImpl):
         tokens, lengths = step.packed.tokens, step.packed.lengths
         assert tokens is not None
         assert lengths is not None
+        assert step.packed.first_layer is not None
+        for first_layer in (step.packed.first_layer, step.window.first_layer):
+            first_layer.enter(self.layer_name)
         count = tokens.sequence_T.shape[0]
         rows = api.Rows(kv_c_normed[:count], k_pe[:count].flatten(1))
         inputs = rows, kv_cache, self.window.kv_cache

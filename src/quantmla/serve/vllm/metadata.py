@@ -5,6 +5,7 @@ lengths and slots do too.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,12 +28,14 @@ from quantmla.serve.vllm.pool import MAX_DRAFTS, divided_chunk, short_chunk
 from quantmla.serve.vllm.step import (
     Calls,
     ContextChunk,
+    FirstLayer,
     context_tokens,
     kept_only,
     locate_tokens,
     plan_calls,
     without_context,
     write_decodes,
+    write_tokens,
     write_window_starts,
 )
 from quantmla.serve.vllm.warmup import describe, warm_up
@@ -50,7 +53,8 @@ class PackedMetadata(MLACommonMetadata):
 
     block_table: Tensor | None = None
     lengths: Tensor | None = None  # with the step's tokens
-    tokens: Tokens | None = None  # of the step
+    tokens: Tokens | None = None  # of the step, once the first layer has begun
+    first_layer: FirstLayer | None = None
     calls: Calls | None = None  # of the decode kernel, where query lengths differ
     context_lengths: Tensor | None = None  # of prefills: tokens before the step
     context: list[ContextChunk] = field(default_factory=list)
@@ -66,7 +70,8 @@ class WindowMetadata(AttentionMetadata):
 
     table: Tensor
     sink_pages: Tensor
-    starts: Tensor  # see step.window_starts
+    starts: Tensor  # see step.window_starts; once the first layer has begun
+    first_layer: FirstLayer
 
 
 class PackedBuilder(MLACommonMetadataBuilder):
@@ -115,20 +120,23 @@ class PackedBuilder(MLACommonMetadataBuilder):
         finally:
             self.reorder_batch_threshold = longest
         count = common.num_actual_tokens
-        lengths, slots = common.seq_lens[: common.num_reqs], common.slot_mapping[:count]
         metadata.tokens = Tokens(*(x[:count] for x in self.tokens))
-        if common.max_query_len == 1 and count == common.num_reqs:
-            write_decodes(lengths, slots, self.rows[:count], metadata.tokens)
-        else:
-            ends = common.query_start_loc[1 : common.num_reqs + 1]
-            found = locate_tokens(ends, lengths, slots, self.rows[:count])
-            for kept, new in zip(metadata.tokens, found, strict=True):
-                kept.copy_(new)
-        metadata.block_table, metadata.lengths = common.block_table_tensor, lengths
+        metadata.first_layer = FirstLayer(partial(self._write_tokens, common, metadata.tokens))
+        metadata.block_table = common.block_table_tensor
+        metadata.lengths = common.seq_lens[: common.num_reqs]
         self._plan_decodes(metadata, common)
         if metadata.prefill is not None and metadata.prefill.chunked_context is not None:
             self._add_context(metadata, common)
         return metadata
+
+    def _write_tokens(self, common: CommonAttentionMetadata, out: Tokens) -> None:
+        count, batch = common.num_actual_tokens, common.num_reqs
+        lengths, slots, rows = common.seq_lens[:batch], common.slot_mapping[:count], self.rows
+        if count == batch * common.max_query_len:
+            write_decodes(lengths, slots, rows[:count], common.max_query_len, out)
+            return
+        ends = common.query_start_loc[1 : batch + 1]
+        write_tokens(locate_tokens(ends, lengths, slots, rows[:count]), out)
 
     def _longest_decode(self, common: CommonAttentionMetadata) -> int:
         """`piece`, or more where a longer chunk has a context that is not to be gathered."""
@@ -200,11 +208,14 @@ class WindowBuilder(AttentionMetadataBuilder):
         fast_build: bool = False,
     ) -> WindowMetadata:
         common, count = common_attn_metadata, common_attn_metadata.num_reqs
-        table = common.block_table_tensor
-        if self.reuses_prefixes:  # else no window is ever lost
-            bounds = common.query_start_loc[: count + 1]
-            lengths, starts = common.seq_lens[:count], self.starts[:count]
-            write_window_starts(lengths, bounds, table, self.layout, starts)
+        table, starts = common.block_table_tensor, self.starts[:count]
+        first_layer = FirstLayer(partial(self._write_starts, common, table, starts))
         if common.max_query_len > self.all_kept:  # some of a longer one's tokens have no page
             table = kept_only(table)
-        return WindowMetadata(table, table[:, 0], self.starts[:count])
+        return WindowMetadata(table, table[:, 0], starts, first_layer)
+
+    def _write_starts(self, common: CommonAttentionMetadata, table: Tensor, starts: Tensor) -> None:
+        if self.reuses_prefixes:  # else no window is ever lost
+            count = common.num_reqs
+            bounds, lengths = common.query_start_loc[: count + 1], common.seq_lens[:count]
+            write_window_starts(lengths, bounds, table, self.layout, starts)

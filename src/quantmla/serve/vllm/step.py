@@ -6,7 +6,7 @@ B sequences of the step, T token rows, W entries of a window table, M tokens of 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,20 +31,44 @@ def locate_tokens(ends_B: Tensor, lengths_B: Tensor, slots_T: Tensor, row_T: Ten
     return Tokens(torch.where(slots_T >= 0, sequence, -1), position)
 
 
-def locate_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor) -> Tokens:
-    """The same where every sequence has one row."""
-    return Tokens(torch.where(slots_T >= 0, row_T, -1), lengths_B - 1)
+def locate_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor, queries: int) -> Tokens:
+    """The same where every sequence has `queries` rows."""
+    sequence = row_T // queries
+    position = lengths_B[sequence] - queries + row_T % queries
+    return Tokens(torch.where(slots_T >= 0, sequence, -1), position)
 
 
-def write_decodes(lengths_B: Tensor, slots_T: Tensor, row_T: Tensor, out: Tokens) -> None:
+def write_decodes(
+    lengths_B: Tensor, slots_T: Tensor, row_T: Tensor, queries: int, out: Tokens
+) -> None:
     """`locate_decodes` into tensors that stay where they are."""
     if out.sequence_T.is_cuda:
         from quantmla.kernels.triton.step import locate_launch
 
-        locate_launch(lengths_B, slots_T, out).run()
+        locate_launch(lengths_B, slots_T, queries, out).run()
         return
-    for kept, new in zip(out, locate_decodes(lengths_B, slots_T, row_T), strict=True):
+    write_tokens(locate_decodes(lengths_B, slots_T, row_T, queries), out)
+
+
+def write_tokens(found: Tokens, out: Tokens) -> None:
+    for kept, new in zip(out, found, strict=True):
         kept.copy_(new)
+
+
+class FirstLayer:
+    """What the layers of a step share on the device, written by the first of them that runs.
+
+    Where the step is a CUDA graph this is a part of the graph, and the host launches nothing.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write, self._name = write, ""
+
+    def enter(self, name: str) -> None:
+        """Writes again where the first layer comes again: a trial run may be before a capture."""
+        self._name = self._name or name
+        if name == self._name:
+            self._write()
 
 
 class Call(NamedTuple):
