@@ -1,7 +1,7 @@
 """Serving under memory pressure in vLLM: an unquantised cache and packed ones, in the same bytes.
 
     python benchmarks/bench_serve.py [--seconds 540] [--output FILE] [--gpus 2]
-        [--engines decode/bf16 decode/c4r4 pressure/bf16 ...]
+        [--engines decode/bf16 decode/c4r4 pressure/bf16 ...] [--jobs NAME ...]
 
 Needs Hopper GPUs, vllm and nothing else: the model has DeepSeek-V2-Lite's shape and no weights.
 Every finished row is saved at once, to benchmarks/results/serve_<gpu>_<yyyymmdd>.json unless
@@ -21,11 +21,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from serve_jobs import GROUPS, VARIANTS, rank
+from serve_jobs import GROUPS, VARIANTS, Group, rank
 from serve_lanes import Engine, Row, Task, Worker, run_lane
 
 from quantmla.arguments import new_or_old_file, positive, seconds
@@ -59,6 +60,11 @@ def missing(engines: Sequence[Engine], rows: Sequence[Row]) -> list[Task]:
         if (job.name, engine.variant, repeat) not in done
     ]
     return sorted(tasks, key=lambda task: rank(task.job, task.engine.variant, task.repeat))
+
+
+def only(group: Group, names: Sequence[str]) -> Group:
+    """The group with those of its jobs that are named."""
+    return replace(group, jobs=tuple(job for job in group.jobs if job.name in names))
 
 
 def require_gpus(wanted: int) -> None:
@@ -100,7 +106,7 @@ def drive(options: argparse.Namespace, caches: Path) -> None:
     end = time.time() + options.seconds
     results = Results(options.output or result_path(RESULTS, "serve"))
     engines = [
-        Engine(group, variant)
+        Engine(only(group, options.jobs), variant)
         for group in GROUPS
         for variant in VARIANTS
         if f"{group.name}/{variant}" in options.engines
@@ -130,6 +136,8 @@ def main() -> None:
         "--output", type=new_or_old_file, help="result file to begin or to go on with"
     )
     parser.add_argument("--engines", nargs="+", choices=every, default=every, metavar="ENGINE")
+    names = [job.name for group in GROUPS for job in group.jobs]
+    parser.add_argument("--jobs", nargs="+", choices=names, default=names, metavar="JOB")
     parser.add_argument("--gpus", type=positive, default=1)
     parser.add_argument("--caches", type=Path, help="compiled code of earlier runs")
     parser.add_argument("--shrink", type=positive, default=1, help="jobs so many times smaller")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import serve_lanes
-from bench_serve import main, missing, share
+from bench_serve import main, missing, only, share
 from serve_jobs import DECODE, GROUPS, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
@@ -106,6 +106,13 @@ def test_rows_that_are_there_are_not_made_again():
     assert [task.repeat for task in missing([other], [done])] == [0, 1, 2]
     assert expected_wall(Task(other, DECODE[2], 0), [done]) == 3.0
     assert expected_wall(Task(other, DECODE[0], 0), [done]) == 0.0
+
+
+def test_some_jobs_alone():
+    group = only(GROUPS[0], [DECODE[3].name, "another"])
+    assert (group.name, group.jobs) == (GROUPS[0].name, (DECODE[3],))
+    tasks = missing([Engine(group, "c4r4")], [])
+    assert [(task.job, task.repeat) for task in tasks] == [(DECODE[3], i) for i in range(3)]
 
 
 def test_musts_come_first_then_a_row_of_everything():
