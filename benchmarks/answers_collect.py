@@ -263,8 +263,10 @@ def _preempted(served: Served, text: list[int]) -> list[Answer]:
     """Four prompts fit, their answers do not: the youngest requests have to make room."""
     before = served.preemptions
     asks = [Ask(f"preempted{i}", text[i * 400 :][:384], 160) for i in range(4)]
-    for spare in (8, 12, 16, 24):  # blocks beyond four prompts and their windows
-        served.limit(4 * (6 + 15) + spare)
+    window = served.scheduler.kv_cache_manager.coordinator.single_type_managers[1]
+    held = 9 + 192 // window.block_size + 1  # at the end: packed, window, sinks
+    for fewer in (1, 3, 5, 9):
+        served.limit(4 * held + 1 - fewer)  # one block stands for none
         found = served.answer("preempted", asks)
         if served.preemptions > before:
             return found
