@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,12 +83,13 @@ def run_engine(folder: Path, engine: Engine) -> Lines | None:
     python = [sys.executable, str(SCRIPT)]
     with (folder / "log.txt").open("w") as log:
         collect = [*python, "collect", str(checkpoint), str(answers), *engine.flags]
-        _run(collect, log, environment() | own)
+        _run(collect, log, environment() | own, log)
         if not answers.exists():
             return None
         compare = [*python, "compare", str(checkpoint), str(answers)]
         # thousands of steps of one token in a small model: a GPU that six share is slower at them
-        printed = _run(compare, log, environment() | {"CUDA_VISIBLE_DEVICES": ""})
+        on_cpu = environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        printed = _run(compare, log, on_cpu, subprocess.PIPE)
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     if not lines:
         return None
@@ -95,17 +97,21 @@ def run_engine(folder: Path, engine: Engine) -> Lines | None:
     return lines
 
 
-def _run(command: Sequence[str], log: Any, env: dict[str, str]) -> str:
-    """What it printed, which the log gets as well."""
+def _run(command: Sequence[str], log: Any, env: dict[str, str], stdout: Any) -> str:
+    """What it printed, where that is piped; the log gets everything."""
+    log.write(f"{datetime.now():%H:%M:%S} {command}\n")
+    log.flush()
     try:
         done = subprocess.run(
-            command, env=env, stdout=subprocess.PIPE, stderr=log, text=True, timeout=SECONDS
+            command, env=env, stdout=stdout, stderr=log, text=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
         log.write(f"\n{command}: no end after {SECONDS} s\n")
         return ""
-    log.write(f"{done.stdout}\n{command}: exit code {done.returncode}\n")
-    return done.stdout
+    printed = done.stdout or ""
+    log.write(f"{printed}\n{datetime.now():%H:%M:%S} exit code {done.returncode}\n")
+    log.flush()
+    return printed
 
 
 def run_engines(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Lines | None]]:
