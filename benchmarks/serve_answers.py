@@ -67,7 +67,7 @@ def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]
     old = read_answers(path, ["rows"])["rows"] if path.exists() else []
     run = run_name(found)
     rows = [row for row in old if row.get("run") != run] + [{"run": run, **line} for line in lines]
-    body = ",\n".join("  " + json.dumps(row) for row in rows)
+    body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     draft = path.with_name(path.name + ".tmp")
     head = json.dumps(found["environment"], indent=1)
     draft.write_text(f'{{"environment": {head},\n"rows": [\n{body}\n]}}\n')

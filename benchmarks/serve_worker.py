@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +29,7 @@ def on_a_gpu(variant: str, group: Group, shrink: int) -> Run:
     """Starts vLLM and compiles what the first steps would compile."""
     from serve_engine import VllmEngine
 
-    began = time.monotonic()
     engine = VllmEngine(variant, group)
-    started = round(time.monotonic() - began, 1)
-
     rehearsed: set[str] = set()
 
     def run(job: Job, repeat: int) -> dict[str, Any]:
@@ -44,8 +40,7 @@ def on_a_gpu(variant: str, group: Group, shrink: int) -> Run:
         rehearsed.add(job.name)
         pool = engine.limit(job)
         engine.ledger = Ledger()
-        found = row(job, play(job, repeat, engine), engine.ledger)
-        return {"engine_start": started} | pool | found
+        return pool | row(job, play(job, repeat, engine), engine.ledger)
 
     for job in warm_ups(group):
         engine.limit(None)

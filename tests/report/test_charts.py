@@ -88,14 +88,14 @@ def test_intervals_of_one_row_lie_apart():
 
 def test_a_stronger_cell_is_larger():
     row = [Cell(value=v, text="", tip="t") for v in (1.0, 10.0, 100.0)]
-    strength = xs(heat([("r", row)], ["a", "b", "c"], "w", "l"), "rect", "fill-opacity")
+    strength = xs(heat([("r", row)], ["a", "b", "c"], "w", "l"), "path", "fill-opacity")
     assert strength == sorted(strength)
     assert strength[-1] == 1.0
 
 
 def test_shares_are_not_stretched():
     row = [Cell(value=v, text="", tip="t") for v in (0.5, 0.5)]
-    strength = xs(heat([("r", row)], ["a", "b"], "w", "l", share=True), "rect", "fill-opacity")
+    strength = xs(heat([("r", row)], ["a", "b"], "w", "l", share=True), "path", "fill-opacity")
     assert strength == [0.52, 0.52]
 
 
