@@ -180,17 +180,21 @@ def _scheduled(folder: Path) -> str:
 
 
 def answers_table(rows: Sequence[Row]) -> str:
-    """How far vLLM's answers are from those of transformers, by run and case."""
+    """How far vLLM's answers are from those of transformers; runs that agree share a row."""
     lines = [
         "| run | case | requests | tokens | other greedy tokens | by at most | rms | allowed "
         "| worst | allowed |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    runs_of: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         counts = (f"{row[name]:,}" for name in ("requests", "tokens", "other_tokens"))
-        names = ("largest_lead", "rms", "rms_allowed", "worst", "worst_allowed")
-        cells = (row["run"], row["case"], *counts, *(f"{row[name]:.3f}" for name in names))
-        lines.append(f"| {' | '.join(cells)} |")
+        in_nats = ("largest_lead", "rms", "rms_allowed", "worst", "worst_allowed")
+        cells = (row["case"], *counts, *(f"{row[name]:.3f}" for name in in_nats))
+        runs_of.setdefault((row["run"].split(",")[0], *cells), []).append(row["run"])
+    for (fmt, *cells), runs in runs_of.items():
+        names = " and ".join(run.removeprefix(f"{fmt}, ") for run in runs)
+        lines.append(f"| {fmt}, {names} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

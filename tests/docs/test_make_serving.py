@@ -110,11 +110,14 @@ def test_how_far_answers_are_from_those_of_transformers(places):
     folder, page = places
     row = {"run": "c4r4, V1 runner", "case": "chat", "requests": 6, "tokens": 240, "rms": 0.0171}
     row |= {"other_tokens": 6, "largest_lead": 0.0338, "rms_allowed": 0.0383, "worst": 0.1139}
-    data = {"environment": ENVIRONMENT, "rows": [row | {"worst_allowed": 0.336}]}
+    row |= {"worst_allowed": 0.336}
+    other = row | {"run": "c4r4, V2 runner"}
+    data = {"environment": ENVIRONMENT, "rows": [row, other, other | {"case": "pages"}]}
     (folder / "answers_h200_20260203.json").write_text(json.dumps(data))
     text, _ = make_serving.render(folder, page)
-    line = "| c4r4, V1 runner | chat | 6 | 240 | 6 | 0.034 | 0.017 | 0.038 | 0.114 | 0.336 |"
-    assert line in text
+    figures = "6 | 240 | 6 | 0.034 | 0.017 | 0.038 | 0.114 | 0.336 |"
+    assert f"| c4r4, V1 runner and V2 runner | chat | {figures}" in text
+    assert f"| c4r4, V2 runner | pages | {figures}" in text
     assert "Served on NVIDIA H200 by vllm 0.26.0" in text
 
 

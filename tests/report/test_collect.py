@@ -22,6 +22,16 @@ def test_the_newest_file_of_a_kind_counts(tmp_path):
     assert collect(str(tmp_path)).newest("eval").data["rows"][0]["tokens"] == 7
 
 
+def test_of_one_date_the_larger_file_counts(tmp_path):
+    """A part of it may have been measured again; other names of an older date come later."""
+    row, files = evaluated()["rows"][0], {}
+    for name, tokens in (("a_20260102", [1, 1]), ("a_20260102_2", [2]), ("b_20260101", [3] * 3)):
+        rows = [row | {"tokens": number} for number in tokens]
+        files[f"{name}.json"] = evaluated() | {"rows": rows}
+    write_run(tmp_path, files)
+    assert collect(str(tmp_path)).newest("eval").name == "a_20260102.json"
+
+
 def test_files_of_others_are_left_alone(tmp_path):
     write_run(tmp_path, {"eval.json": evaluated(), "training.json": {"steps": 3}})
     (tmp_path / "tokenizer.json").write_text("not JSON")

@@ -12,13 +12,15 @@ def test_coordinates_are_short():
 
 def test_a_number_keeps_its_exact_value():
     assert number(0.123456, ".1%") == '<data value="0.123456">12.3%</data>'
+    assert number(7, "d") == "7"  # as exact as it is
+    assert number(7000, ",d") == '<data value="7000">7,000</data>'
     assert number(None, ".1%") == "–"
     assert isinstance(number(None, ""), Number)
 
 
 def test_several_numbers_leave_out_what_is_missing():
-    shown = numbers((0.5, ".1f"), (None, ".1f"))
-    assert shown == '<data value="0.5">0.5</data>'
+    shown = numbers((0.52, ".1f"), (None, ".1f"))
+    assert shown == '<data value="0.52">0.5</data>'
     assert isinstance(shown, Number)
 
 
@@ -26,8 +28,8 @@ def test_numbers_of_a_table_are_set_right_and_rows_stand_out():
     shown = table(
         ("name", "n"), [["a", number(1, "d")], ["b", number(2, "d")]], caption="C", strong=[1]
     )
-    assert '<th scope="col" class="n">n</th>' in shown
-    assert '<tr class="own"><td>b</td><td class="n">' in shown
+    assert '<th scope="col" class="w">name</th><th scope="col">n</th>' in shown
+    assert '<tr class="own"><td class="w">b</td><td>2</td>' in shown
     assert 'aria-label="C"' in shown
 
 

@@ -5,6 +5,7 @@ their content, so that files may have any name. Files that are none of ours are 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,15 @@ class RunFiles:
         return [record for record in self.records if record.kind == kind]
 
     def newest(self, kind: str) -> Record | None:
-        """The last by name, whose dates are at the end."""
-        return next(reversed(self.of(kind)), None)
+        """The latest by the date in its name; of one date that with most rows, else the last."""
+        return max(self.of(kind), key=_date_and_size, default=None)
+
+
+def _date_and_size(record: Record) -> tuple[str, int, str]:
+    """Another file of the same date is of some jobs, measured again."""
+    date = re.search(r"\d{8}", record.name)
+    rows = record.data.get("rows", ()) if isinstance(record.data, Mapping) else ()
+    return date[0] if date else "", len(rows), record.name
 
 
 def _rows(data: Any, *keys: str) -> bool:

@@ -1,7 +1,7 @@
 """HTML from plain function calls: everything is escaped unless it is Markup already.
 
-A number is a `<data>` element whose `value` is the exact one of report.json and whose text is the
-rounded one, so that a reader, a script and a test see the same figure.
+A number that is rounded for the reader is a `<data>` element whose `value` is the exact one of
+report.json, so that a reader, a script and a test see the same figure.
 """
 
 import html
@@ -53,10 +53,11 @@ def plain(value: float | None, spec: str) -> str:
 
 
 def number(value: float | None, spec: str) -> Markup:
-    """The exact value for programs, the rounded one for people."""
+    """The exact value for programs, the rounded one for people, unless they are the same."""
     if value is None:
         return Number(NONE)
-    return Number(el("data", plain(value, spec), value=repr(value)))
+    exact, shown = repr(value), plain(value, spec)
+    return Number(shown if shown == exact else el("data", shown, value=exact))
 
 
 def numbers(*pairs: tuple[float | None, str], between: str = " ± ") -> Markup:
@@ -75,7 +76,7 @@ def table(
     """A table that scrolls sideways in itself; rows whose index is in `strong` stand out."""
     numeric = [bool(rows) and isinstance(cell, Number) for cell in (rows[0] if rows else head)]
     top = [
-        el("th", name, scope="col", class_="n" if right else None)
+        el("th", name, scope="col", class_=None if right else "w")
         for name, right in zip(head, numeric, strict=True)
     ]
     body = [
@@ -87,7 +88,8 @@ def table(
 
 
 def _cell(value: object) -> Markup:
-    return el("td", value, class_="n" if isinstance(value, Number) else None)
+    """Of numbers, unless it says that it holds words."""
+    return el("td", value, class_=None if isinstance(value, Number) else "w")
 
 
 def figure(title: str, drawing: Markup, *, how: Markup, note: str | None = None) -> Markup:

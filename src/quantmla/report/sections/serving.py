@@ -30,9 +30,9 @@ def gather(run: RunFiles) -> Data | None:
     record = run.newest("serve")
     if record is None:
         return None
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    jobs: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in record.data["rows"]:
-        groups.setdefault((row["job"], row["variant"]), []).append(row)
+        jobs.setdefault(row["job"], {}).setdefault(row["variant"], []).append(row)
     rows: list[Data] = [
         {"job": job, "variant": variant, "runs": len(members)}
         | {
@@ -40,7 +40,8 @@ def gather(run: RunFiles) -> Data | None:
             for name, (_, _, unit) in FIGURES.items()
             if all(row.get(name) is not None for row in members)
         }
-        for (job, variant), members in groups.items()
+        for job, variants in jobs.items()
+        for variant, members in variants.items()
     ]
     base = {row["job"]: row["output_tok_s"] for row in rows if row["variant"] == "bf16"}
     for row in rows:
