@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from quantmla.report.markup import Markup, el, join
+from quantmla.report.markup import Markup, el, join, short
 from quantmla.report.svg import (
     CHAR,
     MARKS,
@@ -77,8 +77,10 @@ def _left(labels: Sequence[str]) -> float:
 def _name(x: float, y: float, words: str) -> Markup:
     """A row's name, cut to its room; the tip has it whole."""
     most = int((LABEL_ROOM - 10) / CHAR)
-    shown = words if len(words) <= most else words[: most - 1] + "…"
-    return el("text", el("title", words), shown, x=x, y=y, class_="name", text_anchor="end")
+    whole = len(words) <= most
+    shown = words if whole else words[: most - 1] + "…"
+    tip = None if whole else el("title", words)
+    return el("text", tip, shown, x=x, y=y, class_="name", text_anchor="end")
 
 
 def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = None) -> Markup:
@@ -228,7 +230,7 @@ def _heat_shape(
     x: float, y: float, width: float, height: float, opacity: float, tip: str
 ) -> Markup:
     """A path, which is shorter than a rect: a map may have hundreds."""
-    outline = f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z".replace(".0", "")
+    outline = f"M{short(x)} {short(y)}h{short(width)}v{short(height)}h-{short(width)}z"
     return el("path", el("title", tip), d=outline, fill_opacity=f"{opacity:.2g}")
 
 

@@ -32,13 +32,13 @@ def el(tag: str, *children: object, **attributes: object) -> Markup:
     words = [tag]
     for name, value in attributes.items():
         if value is not None:
-            words.append(f'{name.rstrip("_").replace("_", "-")}="{escape(_short(value))}"')
+            words.append(f'{name.rstrip("_").replace("_", "-")}="{escape(short(value))}"')
     if tag in VOID and not children:
         return Markup(f"<{' '.join(words)}/>")
     return Markup(f"<{' '.join(words)}>{join(children)}</{tag}>")
 
 
-def _short(value: object) -> object:
+def short(value: object) -> object:
     """Coordinates need no more than one digit after the point."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from quantmla.report.markup import Markup, el
+from quantmla.report.markup import Markup, el, short
 
 WIDTH = 384
 CHAR = 6.6  # mean width of a character of the labels
@@ -111,7 +111,7 @@ def polyline(points: Sequence[tuple[float, float]], cls: str, tip: str) -> Marku
     return el(
         "polyline",
         el("title", tip),
-        points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points),
+        points=" ".join(f"{short(x)},{short(y)}" for x, y in points),
         class_=cls,
     )
 
