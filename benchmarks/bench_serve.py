@@ -9,10 +9,10 @@ Every finished row is saved at once, to benchmarks/results/serve_<gpu>_<yyyymmdd
 many pieces as there is time for. An engine is a group of jobs (serve_jobs.py) and a variant of the
 cache; a job's pool is made by taking the other blocks out of the engine's pool.
 
-All engines of a run start side by side, then take turns: one job at a time on a GPU. Groups are
-dealt over --gpus GPUs, so that all variants of a job run on the same one, and a GPU's engines keep
-to their part of the host's CPUs. Three variants of one group fit a GPU of 141 GB, or two variants
-of both.
+The engines of a group start side by side, then take turns: one job at a time on a GPU. Groups are
+dealt over --gpus GPUs, so that all variants of a job run on the same one, and a GPU runs one group
+after the other. Its engines keep to their part of the host's CPUs. Three variants of a group fit a
+GPU of 141 GB.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def start(engine: Engine, gpu: int, options: argparse.Namespace, caches: Path) -
 
 
 def drive(options: argparse.Namespace, caches: Path) -> None:
-    """A lane for every GPU; those of the groups that have nothing to do are left out."""
+    """Every GPU runs its groups in their order; those that have nothing to do are left out."""
     end = time.time() + options.seconds
     results = Results(options.output or result_path(RESULTS, "serve"))
     engines = [
@@ -113,13 +113,15 @@ def drive(options: argparse.Namespace, caches: Path) -> None:
     ]
     wanted = [engine for engine in engines if missing([engine], results.rows)]
     names = list(dict.fromkeys(engine.group.name for engine in wanted))
-    lanes = []
-    for gpu in range(options.gpus):
-        here = [e for e in wanted if names.index(e.group.name) % options.gpus == gpu]
-        workers = {engine: start(engine, gpu, options, caches) for engine in here}
-        tasks = missing(here, results.rows)
-        arguments = (workers, tasks, end, lambda: results.rows, results.keep)
-        lanes.append(threading.Thread(target=run_lane, args=arguments))
+
+    def run(gpu: int) -> None:
+        for name in names[gpu :: options.gpus]:
+            here = [engine for engine in wanted if engine.group.name == name]
+            workers = {engine: start(engine, gpu, options, caches) for engine in here}
+            tasks = missing(here, results.rows)
+            run_lane(workers, tasks, end, lambda: results.rows, results.keep)
+
+    lanes = [threading.Thread(target=run, args=(gpu,)) for gpu in range(options.gpus)]
     for lane in lanes:
         lane.start()
     for lane in lanes:

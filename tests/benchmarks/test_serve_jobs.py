@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import serve_lanes
 from bench_serve import main, missing, only, share
-from serve_jobs import DECODE, GROUPS, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
+from serve_jobs import DECODE, GROUPS, LONG, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
 
@@ -165,7 +165,7 @@ def test_a_lane_goes_on_without_an_engine_and_begins_nothing_too_late():
     ]
 
 
-@pytest.mark.parametrize("job", [*DECODE, *PRESSURE], ids=lambda job: job.name)
+@pytest.mark.parametrize("job", [*DECODE, *PRESSURE, *LONG], ids=lambda job: job.name)
 def test_pools_are_what_their_jobs_say(job):
     (group,) = (group for group in GROUPS if job in group.jobs)
     wanted = job.pool_bytes(group.layers)
