@@ -105,8 +105,8 @@ def _run(command: Sequence[str], log: Any, env: dict[str, str], stdout: Any) -> 
         done = subprocess.run(
             command, env=env, stdout=stdout, stderr=log, text=True, timeout=SECONDS
         )
-    except subprocess.TimeoutExpired:
-        log.write(f"\n{command}: no end after {SECONDS} s\n")
+    except subprocess.TimeoutExpired as error:
+        log.write(f"{error.stdout or ''}\nno end after {SECONDS} s\n")
         return ""
     printed = done.stdout or ""
     log.write(f"{printed}\n{datetime.now():%H:%M:%S} exit code {done.returncode}\n")

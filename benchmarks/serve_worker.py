@@ -21,6 +21,9 @@ MARK = "@serve "
 Run = Callable[[Job, int], dict[str, Any]]
 
 
+PREDICTED = ("scheduled_tokens", "peak_tokens", "peak_blocks")  # by serve_scheduler.py, as well
+
+
 def say(message: dict[str, Any]) -> None:
     print(f"\n{MARK}{json.dumps(message, default=float)}", flush=True)  # numpy has its own
 
@@ -40,7 +43,8 @@ def on_a_gpu(variant: str, group: Group, shrink: int) -> Run:
         rehearsed.add(job.name)
         pool = engine.limit(job)
         engine.ledger = Ledger()
-        return pool | row(job, play(job, repeat, engine), engine.ledger)
+        found = row(job, play(job, repeat, engine), engine.ledger)
+        return pool | {name: value for name, value in found.items() if name not in PREDICTED}
 
     for job in warm_ups(group):
         engine.limit(None)

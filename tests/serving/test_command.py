@@ -71,6 +71,7 @@ def test_the_backend_is_not_named_twice(folder):
         ("--kv-cache-dtype-skip-layers 0", "--kv-cache-dtype-skip-layers"),
         ("--calculate-kv-scales", "--calculate-kv-scales"),
         ("--enable-dbo", "--enable-dbo"),
+        ("--enable-sleep-mode", "--enable-sleep-mode"),
         ('--speculative-config {"method":"mtp"}', "'mtp'.* one of ngram,"),
         ("--speculative-config.method eagle3", "'eagle3'"),
         ('-sc {"model":"x/y"}', "None"),

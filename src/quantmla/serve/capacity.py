@@ -29,10 +29,11 @@ class Capacity:
 def decoding_window_blocks(layout: PoolLayout, tokens: int) -> int:
     """Most window blocks, sinks included, of a request that has `tokens` tokens and decodes.
 
-    One is of the next page where a step in flight still reads the last one's.
+    Without drafts. One is of the next page where a step in flight still reads the last one's.
     """
-    last = layout.kept_tokens // layout.window_page_size + 1
-    whole = layout.packed_pages(tokens) * layout.fmt.page_size // layout.window_page_size
+    size, page = layout.window_page_size, layout.fmt.page_size
+    last = layout.kept_tokens // size + 1
+    whole = -(-tokens // page) * page // size if tokens > page else -(-tokens // size)
     return min(last + layout.sink_window_pages, whole)
 
 

@@ -42,6 +42,7 @@ REFUSED: dict[str, str] = {
     "--calculate-kv-scales": "scales are stored in the pages",
     "--enable-dbo": "micro-batches that overlap are not handled",
     "--ubatch-size": "micro-batches that overlap are not handled",
+    "--enable-sleep-mode": "what steps read beside the pages would be lost",
 }
 DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 

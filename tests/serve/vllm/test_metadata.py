@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-def common(lengths: list[int], context: int = 300):
+def common(lengths: list[int], context: int | torch.Tensor = 300):
     """Of sequences with so many new tokens after `context` others."""
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -110,3 +110,13 @@ def test_longer_chunks_are_divided_where_one_has_a_context(engine):
     assert decodes([192, 100], [0, 100]) == (0, [])
     assert decodes([100, 192, 100], [0, 100, 100]) == (0, [])
     assert decodes([100, 192, 100], [1, 100, 100]) == (1, [2])
+
+
+def test_a_remainder_takes_no_prompts_along(engine):
+    """Prompts that begin beside a chunk with a context, and are longer, stay prompts."""
+    builder = engine(chunk=8192).builders[0]
+    lengths, context = [1] * 30 + [100] + [190] * 42, [500] * 30 + [90] + [0] * 42
+    step = common(lengths, torch.tensor(context, dtype=torch.int32))
+    metadata = builder.build(0, step)
+    assert metadata.num_prefills == 42
+    assert [call.batch for call in metadata.calls.calls] == [30, 2]

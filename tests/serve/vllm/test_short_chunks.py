@@ -127,7 +127,7 @@ def test_chunks_of_different_lengths_side_by_side(engine, runner):
 
 @RUNNERS
 def test_a_long_chunk_that_continues_takes_none_of_them_along(engine, runner):
-    """A prompt's second part of more than N tokens has context; a short one has none of it."""
+    """A prompt's second part of more than LONGEST tokens has context; a shorter one has none."""
     e = engine(chunk=512, runner=runner, long_prefill_token_threshold=200)
     for i, length in enumerate((220, 500, 210)):
         e.pool.add(f"{i}", prompt(length, i), 3)

@@ -52,6 +52,8 @@ class Drafter(SimpleNamespace):
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size 2"),
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo"),
+        ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode"),
+        ("scheduler_config", "policy", "priority", "--no-enable-prefix-caching"),
         ("", "kv_transfer_config", SimpleNamespace(), "--kv-transfer-config"),
         (
             "scheduler_config",

@@ -139,15 +139,18 @@ class PackedBuilder(MLACommonMetadataBuilder):
         write_tokens(locate_tokens(ends, lengths, slots, rows[:count]), out)
 
     def _longest_decode(self, common: CommonAttentionMetadata) -> int:
-        """`piece`, or more where a longer chunk has a context that is not to be gathered."""
+        """`piece`, or the longest chunk with a context that is not to be gathered.
+
+        A longer one without a context stays a prompt: neither runner puts it before that chunk.
+        """
         if common.max_query_len <= self.piece:
             return self.piece
         length_B = common.query_start_loc_cpu[: common.num_reqs + 1].diff()
         first_long = (length_B > self.reorder_batch_threshold).int()
         count = int(first_long.argmax()) if first_long.any() else len(length_B)
-        divided_B = length_B[:count] > self.piece
-        context_B = common.seq_lens_cpu_upper_bound[:count] - length_B[:count]
-        return self.reorder_batch_threshold if (context_B * divided_B).any() else self.piece
+        length_B = length_B[:count]
+        context_B = common.seq_lens_cpu_upper_bound[:count] - length_B
+        return max([self.piece, *length_B[context_B > 0].tolist()])
 
     def _plan_decodes(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         """Nothing to do where all have the same number of tokens, as in every captured step."""

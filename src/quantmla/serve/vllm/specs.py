@@ -64,9 +64,9 @@ class NewPages(NamedTuple):
 class WindowBlocks(SlidingWindowManager):
     """Window pages of every request.
 
-    They come and go with packed pages: a decode takes those of the next packed page at once, and
-    gives back those of the one that was packed. Between, which is in most steps of a decode,
-    nothing happens, and vLLM has no table to write.
+    They come and go with packed pages: a decode takes those of the next packed page at once (in two
+    parts where steps are in flight), and gives back those of the one that was packed. Between,
+    which is in most steps of a decode, nothing happens, and vLLM has no table to write.
     """
 
     def __init__(self, kv_cache_spec: WindowSpec, **kwargs: Any) -> None:
@@ -77,10 +77,12 @@ class WindowBlocks(SlidingWindowManager):
         """One past the last page that a request of so many tokens is given.
 
         Not all of the next packed page where pages before the window are not freed yet, as with
-        steps in flight: a request in decode holds no more than the window for it.
+        steps in flight: a request in decode holds no more than the window for it, and takes the
+        rest as soon as they are, so that its room is not taken for free. And no more than its
+        tokens need where these are less than a page.
         """
         size, page = self.block_size, self.kv_cache_spec.packed_page_size
-        ahead = -(-num_tokens // page) * (page // size)
+        ahead = -(-num_tokens // page) * (page // size) if num_tokens > page else 0
         held = self.cleared.get(request_id, 0) + self.sliding_window // size
         return max(-(-num_tokens // size), min(ahead, held, self.kv_cache_spec.table_pages))
 
@@ -91,9 +93,9 @@ class WindowBlocks(SlidingWindowManager):
 
         Pages are kept that are read after a step that ends at `num_tokens`, drafts included.
         """
-        if held * self.block_size >= num_tokens:
-            return None
         end = self._end(request_id, num_tokens)
+        if held >= end:
+            return None
         sinks = min(end, max(held, self.kv_cache_spec.sink_pages))
         read = max(0, num_tokens_main_model - self.sliding_window - MAX_DRAFTS)
         first = min(end, max(sinks, read // self.block_size))
@@ -119,6 +121,7 @@ class WindowBlocks(SlidingWindowManager):
             return new
         return new + self._get_num_evictable_blocks(new_computed_blocks)
 
+    @override
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> list[Any]:
@@ -132,6 +135,7 @@ class WindowBlocks(SlidingWindowManager):
         blocks.extend(new)
         return new
 
+    @override
     def add_local_computed_blocks(
         self,
         request_id: str,
@@ -170,6 +174,7 @@ class WindowBlocks(SlidingWindowManager):
         self.cleared[request_id] = max(begin, end)
         self.block_pool.free_blocks(reversed(freed))
 
+    @override
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         self.cleared.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
@@ -209,6 +214,7 @@ class WindowBlocks(SlidingWindowManager):
         )
 
     @classmethod
+    @override
     def reachable_block_mask(cls, start_block: int, *args: Any, **kwargs: Any) -> Any:
         """With sparse retention, too, a prefix needs its sinks."""
         mask = super().reachable_block_mask(start_block, *args, **kwargs)

@@ -84,6 +84,16 @@ REFUSALS = (
         "--enable-dbo and --ubatch-size split a batch and are not supported",
     ),
     Refusal(
+        lambda c: c.model_config.enable_sleep_mode,
+        "--enable-sleep-mode is not supported: what steps read beside the pages would be lost",
+    ),
+    Refusal(
+        lambda c: c.scheduler_config.policy == "priority" and c.cache_config.enable_prefix_caching,
+        "--scheduling-policy priority cannot be combined with prefix caching: vllm 0.26.0 reuses "
+        "pages of a request that it preempted before they were computed; add "
+        "--no-enable-prefix-caching",
+    ),
+    Refusal(
         lambda c: c.kv_transfer_config is not None,
         "--kv-transfer-config (a KV connector) and KV offloading are not supported",
     ),

@@ -53,7 +53,7 @@ def _query(
 def warm_up(layout: PoolLayout, num_heads: int, most_rows: int, device: torch.device) -> str:
     """Compiles what a step of up to `most_rows` tokens needs, and says which kernels these are.
 
-    Kernels differ by the rows of a query, heads x length: powers of two up to the longest chunk
+    Kernels differ by the rows of a query, heads x length: powers of two up to the longest piece
     that goes to decode meet all of them. UsageError where no kernel can.
     """
     view = scratch_view(layout, device)
