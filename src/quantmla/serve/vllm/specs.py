@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from quantmla.quant.format import CacheFormat
 from quantmla.serve.vllm.engine import (
     KVCacheSpecRegistry,
     SlidingWindowManager,
@@ -30,8 +31,7 @@ from quantmla.serve.vllm.pool import MAX_DRAFTS
 class WindowSpec(SlidingWindowMLASpec):
     """bf16 rows of one layer; `sliding_window` is the pool layout's kept_tokens."""
 
-    recent_window: int
-    packed_page_size: int  # tokens
+    fmt: CacheFormat
     refreshed_tokens: int
     sink_pages: int
     max_pages: int  # that a request holds at once, at most
@@ -81,7 +81,7 @@ class WindowBlocks(SlidingWindowManager):
         rest as soon as they are, so that its room is not taken for free. And no more than its
         tokens need where these are less than a page.
         """
-        size, page = self.block_size, self.kv_cache_spec.packed_page_size
+        size, page = self.block_size, self.kv_cache_spec.fmt.page_size
         ahead = -(-num_tokens // page) * (page // size) if num_tokens > page else 0
         held = self.cleared.get(request_id, 0) + self.sliding_window // size
         return max(-(-num_tokens // size), min(ahead, held, self.kv_cache_spec.table_pages))
@@ -158,9 +158,7 @@ class WindowBlocks(SlidingWindowManager):
         Null pages may lie between pages, so all are looked at, each once.
         """
         spec = self.kv_cache_spec
-        page = spec.packed_page_size
-        packed = (processed_computed_tokens - spec.recent_window) // page * page
-        last = packed // self.block_size
+        last = spec.fmt.first_recent(processed_computed_tokens) // self.block_size
         begin = self.cleared.get(request_id, spec.sink_pages)
         if last <= begin:
             return
