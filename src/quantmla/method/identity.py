@@ -4,23 +4,18 @@ from dataclasses import dataclass
 
 import torch
 
-from quantmla.method.layer import Fitted, Layer
+from quantmla.method.layer import Fitted, Layer, always_fused
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import identity
 
 PUBLISHED_FORMAT = False
 CALIBRATION = {"num_sequences": 1, "held_out_sequences": 1, "sequence_length": 128}
+why_not_fused = always_fused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """None."""
-
-
-def why_not_fused(fmt: CacheFormat) -> str | None:
-    """None: the transform folds into the weights in every format."""
-    del fmt
-    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:

@@ -87,6 +87,10 @@ class Fitted:
     history: tuple[Validation, ...] = field(default=())
 
 
+def always_fused(fmt: CacheFormat) -> None:
+    """`why_not_fused` of a method whose transform folds into the weights in every format."""
+
+
 def on_device(transform: LayerTransform, device: torch.device) -> LayerTransform:
     """The transform in float32 on a device, as learning and evaluation use it."""
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantmla.method.layer import Fitted, Layer, Validation, content_output_loss, off_device
+from quantmla.method.layer import (
+    Fitted,
+    Layer,
+    Validation,
+    always_fused,
+    content_output_loss,
+    off_device,
+)
 from quantmla.method.optimize import Schedule, minimize
 from quantmla.method.rope_learning import ALPHAS, RopeLearning, learn_rope
 from quantmla.method.statistics import MAX_LOG_SCALE, content_magnitudes, log_scales
@@ -21,6 +28,7 @@ from quantmla.transform.orthogonal import cayley
 
 PUBLISHED_FORMAT = True
 CALIBRATION = {"num_sequences": 128, "held_out_sequences": 32, "sequence_length": 2048}
+why_not_fused = always_fused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +42,6 @@ class Options:
     angle_rate: float = 1e-3
     gain_rate: float = 1e-3
     anchor: float = 1e-4  # pull to the initial values; its form is ours, mean squares
-
-
-def why_not_fused(fmt: CacheFormat) -> str | None:
-    """None: the transform folds into the weights in every format."""
-    del fmt
-    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:

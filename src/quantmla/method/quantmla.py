@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantmla.method.layer import Fitted, Layer, Validation, content_output_loss, off_device
+from quantmla.method.layer import (
+    Fitted,
+    Layer,
+    Validation,
+    always_fused,
+    content_output_loss,
+    off_device,
+)
 from quantmla.method.optimize import Schedule, minimize
 from quantmla.method.rope_learning import RopeLearning, learn_rope
 from quantmla.objective import (
@@ -29,6 +36,7 @@ from quantmla.transform.orthogonal import cayley
 
 PUBLISHED_FORMAT = False
 CALIBRATION = {"num_sequences": 32, "held_out_sequences": 8, "sequence_length": 1024}
+why_not_fused = always_fused
 RIDGE = 1e-6  # of the unit-trace gram, so that it has a Cholesky factor
 
 
@@ -50,12 +58,6 @@ class Options:
     angle_rate: float = 6e-2
     gain_rate: float = 2e-2
     batch_size: int = 2  # sequences, where an attention runs
-
-
-def why_not_fused(fmt: CacheFormat) -> str | None:
-    """None: the transform folds into the weights in every format."""
-    del fmt
-    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:

@@ -9,25 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantmla.method.layer import Fitted, Layer, held_out_errors, off_device
+from quantmla.method.layer import Fitted, Layer, always_fused, held_out_errors, off_device
 from quantmla.method.statistics import content_magnitudes, log_scales, rope_magnitudes
 from quantmla.quant.format import CacheFormat
 from quantmla.transform.layer import ContentTransform, LayerTransform, RopeTransform
 
 PUBLISHED_FORMAT = True
 CALIBRATION = {"num_sequences": 128, "held_out_sequences": 32, "sequence_length": 2048}
+why_not_fused = always_fused
 ALPHAS = (0.125, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """None."""
-
-
-def why_not_fused(fmt: CacheFormat) -> str | None:
-    """None: the transform folds into the weights in every format."""
-    del fmt
-    return None
 
 
 def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Fitted:
