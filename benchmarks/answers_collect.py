@@ -4,7 +4,9 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,56 +181,62 @@ class Served:
 
 def collect(
     checkpoint: str, text: list[int], drafts: int = 0, tensor_parallel: int = 1
-) -> dict[str, Any]:
-    """Every case's requests; with drafts those alone that n-grams can help."""
+) -> Iterator[dict[str, Any]]:
+    """After every case all requests so far; with drafts those alone that n-grams can help."""
     with tempfile.TemporaryDirectory() as folder:
         model = served_copy(checkpoint, Path(folder))
         config = json.loads((model / "config.json").read_text())
         served = Served(model, drafts, tensor_parallel)
     fmt = CacheFormat.from_json(config[CONFIG_KEY]["format"])
-    cases = repeated_text(served, text) if drafts else every_case(served, text)
-    if tensor_parallel == 1 and not drafts:
-        for chunk in CHUNKS:
-            served.limit(None)
-            (request,) = served.answer("pages", [Ask(f"pages{chunk}", text[:640], 2)], chunk)
-            request.pages = served.pages_of(request, fmt, config["kv_lora_rank"])
-            cases.append(request)
     v2 = served.engine.vllm_config.use_v2_model_runner
-    return {
-        "environment": environment(),
+    found: dict[str, Any] = {
         "checkpoint": checkpoint,
         "format": fmt.name,
         "runner": "V2" if v2 else "V1",
         "drafts": drafts,
         "tensor_parallel": tensor_parallel,
-        "preemptions": served.preemptions,
-        "requests": [asdict(request) for request in cases],
+        "requests": [],
     }
+    cases = repeated_text(served, text) if drafts else every_case(served, text)
+    if tensor_parallel == 1 and not drafts:
+        cases = chain(cases, _pages(served, text, fmt, config["kv_lora_rank"]))
+    for answers in cases:
+        found["requests"] += [asdict(answer) for answer in answers]
+        yield found | {"environment": environment(), "preemptions": served.preemptions}
 
 
-def repeated_text(served: Served, text: list[int]) -> list[Answer]:
+def repeated_text(served: Served, text: list[int]) -> Iterator[list[Answer]]:
     """Prompts that say the same again and again, of which drafts guess a part."""
     asks = [Ask(f"drafts{i}", text[i * 97 :][:90] * 4 + text[i * 97 :][:30], 64) for i in range(4)]
-    return served.answer("drafts", asks)
+    yield served.answer("drafts", asks)
 
 
-def every_case(served: Served, text: list[int]) -> list[Answer]:
-    found = []
+def every_case(served: Served, text: list[int]) -> Iterator[list[Answer]]:
     for chunk in CHUNKS:
         served.limit(None)
-        found += served.answer(f"chunks of {chunk}", [Ask(f"chunk{chunk}", text[:420], 24)], chunk)
+        yield served.answer(f"chunks of {chunk}", [Ask(f"chunk{chunk}", text[:420], 24)], chunk)
     served.limit(None)
     sizes = (5, 64, 65, 300, 777, 1500)
-    found += served.answer("ragged", [Ask(f"ragged{n}", text[3000 + n :][:n], 24) for n in sizes])
-    found += _chats(served, text[6000:])
-    found += _shared(served, text[9000:])
-    return found + _preempted(served, text[12_000:])
+    yield served.answer("ragged", [Ask(f"ragged{n}", text[3000 + n :][:n], 24) for n in sizes])
+    yield from _chats(served, text[6000:])
+    yield from _shared(served, text[9000:])
+    yield _preempted(served, text[12_000:])
 
 
-def _chats(served: Served, text: list[int]) -> list[Answer]:
+def _pages(
+    served: Served, text: list[int], fmt: CacheFormat, latent_rank: int
+) -> Iterator[list[Answer]]:
+    """The same tokens in chunks of all sizes: their pages must have the same bytes."""
+    for chunk in CHUNKS:
+        served.limit(None)
+        (request,) = served.answer("pages", [Ask(f"pages{chunk}", text[:640], 2)], chunk)
+        request.pages = served.pages_of(request, fmt, latent_rank)
+        yield [request]
+
+
+def _chats(served: Served, text: list[int]) -> Iterator[list[Answer]]:
     """Two chats of three turns; every turn begins with all that was said."""
     served.limit(None)
-    found: list[Answer] = []
     past: list[list[int]] = [[], []]
     for turn in range(3):
         asks = [
@@ -237,26 +245,23 @@ def _chats(served: Served, text: list[int]) -> list[Answer]:
         ]
         answers = served.answer("chat", asks)
         past = [a.prompt + a.answer for a in answers]
-        found += answers
-    return found
+        yield answers
 
 
-def _shared(served: Served, text: list[int]) -> list[Answer]:
+def _shared(served: Served, text: list[int]) -> Iterator[list[Answer]]:
     """A first request misses, two others hit what they share with it.
 
     It is computed in chunks that end at 512 tokens: there the window's rows are kept. A prefix of
     448 tokens has lost them, so that the hit is shorter.
     """
-    found = []
     for shared, case in ((512, "shared prefix, hit"), (448, "shared prefix, shortened hit")):
         served.limit(None)
         prefix, rest = text[:shared], text[600:]
         asks = [Ask(f"shared{shared}.{i}", prefix + rest[120 * i :][:100], 24) for i in range(3)]
-        found += served.answer("shared prefix, miss", asks[:1])
+        yield served.answer("shared prefix, miss", asks[:1])
         hits = served.answer(case, asks[1:])
         assert all(0 < hit.steps[0][0] <= shared for hit in hits), "nothing was reused"
-        found += hits
-    return found
+        yield hits
 
 
 def _preempted(served: Served, text: list[int]) -> list[Answer]:

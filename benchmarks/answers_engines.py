@@ -1,11 +1,12 @@
-"""Several vLLM engines side by side, each compared with transformers when it has answered.
+"""Several vLLM engines, as many at once as CPUs allow, each compared with transformers at its end.
 
 An engine and its comparison are processes of their own, with a folder of their own: `answers.json`
 is what `serve_answers.py collect` writes, `lines.json` what `compare` says, `log.txt` what both
-printed.
+printed. Of an engine that ended early, `answers.json.part` has the cases before.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -123,7 +124,9 @@ def run_engines(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Lines |
             f"{work / name} exists: give another folder for the work",
             UsageError,
         )
-    with ThreadPoolExecutor(len(names)) as threads:
+    # a start keeps a CPU busy for a minute, and its compilation more than one
+    at_once = max(1, min(len(names), len(os.sched_getaffinity(0)) // 2))
+    with ThreadPoolExecutor(at_once) as threads:
         runs = {threads.submit(run_engine, work / name, ENGINES[name]): name for name in names}
         for run in as_completed(runs):
             yield runs[run], run.result()

@@ -65,8 +65,9 @@ def read_answers(path: Path, keys: Sequence[str]) -> Any:
 def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
     """Adds the lines to a result file; its environment is that of the machine that served."""
     old = read_answers(path, ["rows"])["rows"] if path.exists() else []
-    run = run_name(found)
-    rows = [row for row in old if row.get("run") != run] + [{"run": run, **line} for line in lines]
+    run, served = run_name(found), found["environment"].get("time")
+    rows = [row for row in old if row.get("run") != run]
+    rows += [{"run": run, "served": served, **line} for line in lines]
     body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     draft = path.with_name(path.name + ".tmp")
     head = json.dumps(found["environment"], indent=1)
@@ -96,8 +97,10 @@ def run_collect(options: argparse.Namespace) -> bool:
     from answers_collect import collect
 
     text = texts(options.checkpoint)
-    found = collect(options.checkpoint, text, options.drafts, options.tensor_parallel)
-    options.file.write_text(json.dumps(found))
+    part = options.file.with_name(options.file.name + ".part")
+    for found in collect(options.checkpoint, text, options.drafts, options.tensor_parallel):
+        part.write_text(json.dumps(found))  # `compare` takes it, if the engine ends before the rest
+    part.replace(options.file)
     print(f"{options.file}: {len(found['requests'])} requests")
     return True
 

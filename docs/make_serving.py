@@ -101,8 +101,12 @@ def tables(rows: Sequence[Row]) -> list[str]:
 
 def plot(rows: Sequence[Row]) -> str:
     """Output tokens a second of every job against bf16's, as SVG."""
+    found = jobs(rows)
+    ratios = [gain(variants, variant) or 1.0 for variants in found.values() for variant in variants]
+    most = max(ratios, default=1.0)
+    unit = min(90.0, 560 / most)  # width of 1.00; a figure stands behind its bar
     bars, top = [], 50
-    for job, variants in jobs(rows).items():
+    for job, variants in found.items():
         layers = next(iter(variants.values()))["layers"]
         bars.append(
             f'<text x="8" y="{top + 12}"><tspan font-weight="bold">{escape(job)}</tspan>'
@@ -111,7 +115,7 @@ def plot(rows: Sequence[Row]) -> str:
         top += 20
         for variant in variants:
             ratio = gain(variants, variant)
-            width = 90 * (ratio or 0.0)
+            width = unit * (ratio or 0.0)
             said = "no run of bf16" if ratio is None else f"{ratio:.2f}"
             bars.append(
                 f'<text x="56" y="{top + 12}" text-anchor="end">{escape(variant)}</text>'
@@ -122,10 +126,10 @@ def plot(rows: Sequence[Row]) -> str:
             top += 18
         top += 8
     lines = "".join(
-        f'<line x1="{62 + 90 * i}" y1="48" x2="{62 + 90 * i}" y2="{top}" '
+        f'<line x1="{62 + unit * i:.1f}" y1="48" x2="{62 + unit * i:.1f}" y2="{top}" '
         f'stroke="{"#888888" if i == 1 else "#dddddd"}"/>'
-        f'<text x="{62 + 90 * i}" y="42" text-anchor="middle" fill="#666666">{i}</text>'
-        for i in range(1, 7)
+        f'<text x="{62 + unit * i:.1f}" y="42" text-anchor="middle" fill="#666666">{i}</text>'
+        for i in range(1, int(most) + 1)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{top + 8}" '
@@ -187,7 +191,7 @@ def answers_table(rows: Sequence[Row]) -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     runs_of: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: str(row["run"])):
         counts = (f"{row[name]:,}" for name in ("requests", "tokens", "other_tokens"))
         in_nats = ("largest_lead", "rms", "rms_allowed", "worst", "worst_allowed")
         cells = (row["case"], *counts, *(f"{row[name]:.3f}" for name in in_nats))

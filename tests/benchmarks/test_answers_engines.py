@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import os
 import sys
+import threading
+import time
+from types import SimpleNamespace
 
 import answers_engines
 import pytest
 from answers_engines import ENGINES, possible, run_engine, run_engines
-from serve_answers import ANSWERS, main, run_all
+from serve_answers import ANSWERS, main, run_all, run_collect
 
 from quantmla.errors import UsageError
 
@@ -79,6 +83,45 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(answers_engines, "SECONDS", 0.5)
     assert run_engine(tmp_path / "one", ENGINES["c4r4-v1"]) is None
     assert "no end after 0.5 s" in (tmp_path / "one" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("cpus", "most"), [(1, 1), (3, 1), (4, 2), (64, 3)])
+def test_no_more_engines_at_once_than_cpus_can_start(cpus, most, tmp_path, monkeypatch):
+    running, seen = threading.Semaphore(0), []
+
+    def run(folder, engine):
+        running.release()
+        time.sleep(0.05)
+        seen.append(running._value)
+        running.acquire()
+        return []
+
+    monkeypatch.setattr(answers_engines, "run_engine", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    names = ["c4r4-v1", "c4r4-v2", "c2r4-v1"]
+    assert {name for name, _ in run_engines(tmp_path, names)} == set(names)
+    assert max(seen) == most
+
+
+def test_cases_before_the_end_of_an_engine_are_kept(tmp_path, monkeypatch):
+    def collect(checkpoint, text, drafts, tensor_parallel):
+        yield {"requests": [1]}
+        yield {"requests": [1, 2]}
+        if drafts:
+            raise RuntimeError("the engine died")
+
+    monkeypatch.setitem(sys.modules, "answers_collect", SimpleNamespace(collect=collect))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    file, part = tmp_path / "answers.json", tmp_path / "answers.json.part"
+    options = argparse.Namespace(checkpoint="nano", file=file, drafts=3, tensor_parallel=1)
+    with pytest.raises(RuntimeError):
+        run_collect(options)
+    assert json.loads(part.read_text()) == {"requests": [1, 2]}
+    assert not file.exists()
+    options.drafts = 0
+    assert run_collect(options)
+    assert json.loads(file.read_text()) == {"requests": [1, 2]}
+    assert not part.exists()
 
 
 @pytest.mark.parametrize(
