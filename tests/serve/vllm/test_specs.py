@@ -70,6 +70,21 @@ def run(pool, watch=None) -> int:
     return total
 
 
+def run_behind(pool) -> int:
+    """Tokens that were scheduled until all requests ended, with a step in flight."""
+    total, outputs = 0, []
+    while pool.scheduler.has_unfinished_requests():
+        output = pool.scheduler.schedule()
+        counts, alive = output.num_scheduled_tokens, pool.scheduler.requests
+        total += sum(counts.values())
+        outputs.append((output, {n: [] if alive[n].is_prefill_chunk else [7] for n in counts}))
+        if len(outputs) > 1 or not counts:
+            output, sampled = outputs.pop(0)
+            if sampled:
+                pool.finish(output, sampled)
+    return total
+
+
 def hit_of(pool, name, prompt, new=2) -> int:
     """Tokens of the prompt that were found in the cache; the request runs to its end."""
     pool.add(name, prompt, new)
@@ -161,23 +176,52 @@ def test_window_pages_come_and_go_with_packed_pages(pool, fmt, size, in_flight):
 @pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
 def test_a_full_pool_computes_little_twice(pool, fmt):
     """With steps in flight, room that a decode is about to take is not given to another request."""
-    random, computed = Random(1), 0
+    random = Random(1)
     made = pool(400, fmt, chunk=1024, async_scheduling=True, caching=False, max_num_seqs=64)
     requests = [
         made.add(f"{i}", ids(random.randrange(200, 900), i), random.randrange(200, 500))
         for i in range(60)
     ]
-    outputs = []
-    while made.scheduler.has_unfinished_requests():
-        output = made.scheduler.schedule()
-        counts, alive = output.num_scheduled_tokens, made.scheduler.requests
-        computed += sum(counts.values())
-        outputs.append((output, {n: [] if alive[n].is_prefill_chunk else [7] for n in counts}))
-        if len(outputs) > 1 or not counts:
-            output, sampled = outputs.pop(0)
-            if sampled:
-                made.finish(output, sampled)
-    assert computed < 1.25 * sum(request.num_tokens - 1 for request in requests)
+    assert run_behind(made) < 1.25 * sum(request.num_tokens - 1 for request in requests)
+
+
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+@pytest.mark.parametrize("spare", range(20, 64, 4))
+def test_a_prompt_is_let_in_where_all_its_chunks_fit(pool, fmt, spare):
+    """Between them it holds more than at its end, and would preempt itself again and again."""
+    layout = pool_layout(parse_format(fmt), 512, 64)
+    pages = layout.packed_pages(33_000) + layout.window_pages(2, 33_000) + spare
+    made = pool(pages, fmt, 1, max_len=33_000, chunk=8192, async_scheduling=True, caching=False)
+    made.add("a", ids(4000, 1), 2500)
+    made.add("b", ids(32_000, 2), 4)
+    assert run_behind(made) == 4000 + 2499 + 32_000 + 3
+
+
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+@pytest.mark.parametrize("share", [2.75, 3.0, 3.75, 4.25])
+def test_prompts_in_chunks_are_computed_about_once(pool, fmt, share):
+    size = {"c4r4": 104 + 14, "c2r4": 104 + 26}[fmt]
+    settings = {"chunk": 1024, "max_len": 8192, "caching": False, "max_num_seqs": 16}
+    made = pool(int(share * size), fmt, 1, async_scheduling=True, **settings)
+    requests = [made.add(f"{i}", ids(6000 - 37 * i, i), 100) for i in range(8)]
+    assert run_behind(made) < 1.1 * sum(request.num_tokens - 1 for request in requests)
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+def test_the_answers_case_of_preempted_requests_preempts(pool, fmt, in_flight):
+    """On a GPU it says that nothing was, at the cost of the engine's start."""
+    from answers_collect import BATCHED_TOKENS, PREEMPTED, blocks_to_preempt
+
+    blocks = blocks_to_preempt(pool_layout(parse_format(fmt), 512, 64).window_page_size)
+    settings = {"max_len": 4096, "chunk": BATCHED_TOKENS, "max_num_seqs": 8}
+    made = pool(blocks + 400, fmt, 1, async_scheduling=in_flight, **settings)
+    made.scheduler.kv_cache_manager.block_pool.get_new_blocks(400)
+    prompt, answer = PREEMPTED
+    requests = [made.add(f"{i}", ids(prompt, i), answer) for i in range(4)]
+    run_behind(made) if in_flight else run(made)
+    assert sum(request.num_preemptions for request in requests) > 0
+    assert all(request.num_output_tokens == answer for request in requests)
 
 
 def test_tiny_requests_hold_what_they_need(pool):

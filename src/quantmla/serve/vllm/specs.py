@@ -112,14 +112,25 @@ class WindowBlocks(SlidingWindowManager):
         num_tokens_main_model: int,
         apply_admission_cap: bool = False,
     ) -> int:
-        held = len(self.req_to_blocks.get(request_id, ())) + len(new_computed_blocks)
+        blocks = self.req_to_blocks.get(request_id, ())
+        held = len(blocks) + len(new_computed_blocks)
         pages = self._new_pages(request_id, held, num_tokens, num_tokens_main_model)
         new = pages.taken if pages else 0
-        if apply_admission_cap and self._max_admission_blocks_per_request is not None:
-            new = min(new, self._max_admission_blocks_per_request)
+        if apply_admission_cap:  # once for a request, before it begins
+            real = sum(not block.is_null for block in (*blocks, *new_computed_blocks))
+            new = max(new, self._most_pages(num_tokens) - real)
         if not new_computed_blocks:
             return new
         return new + self._get_num_evictable_blocks(new_computed_blocks)
+
+    def _most_pages(self, num_tokens: int) -> int:
+        """That a request of so many tokens may hold at once before they are computed.
+
+        More than at their end: the window of one chunk is freed after that of the next is taken. A
+        prompt that is let in where only its end fits would preempt itself in every step.
+        """
+        most, whole = self._max_admission_blocks_per_request, -(-num_tokens // self.block_size)
+        return whole if most is None else min(most, whole)
 
     @override
     def allocate_new_blocks(
