@@ -190,9 +190,9 @@ def _together(
 def fault(line: Mapping[str, Any]) -> str | None:
     """What is wrong with a case, or None."""
     for name in ("rms", "worst"):
-        if line[name] > line[f"{name}_allowed"]:
+        if not line[name] <= line[f"{name}_allowed"]:  # NaN is a fault, too
             return f"{name} {line[name]} is more than {line[f'{name}_allowed']}"
-    if line["largest_lead"] > line["worst_allowed"]:
+    if not line["largest_lead"] <= line["worst_allowed"]:
         return f"a token was chosen that is {line['largest_lead']} less likely than another"
     return None
 

@@ -20,7 +20,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,8 @@ from quantmla.arguments import new_or_old_file, positive, seconds
 from quantmla.bench.results import read_rows, result_path, write
 from quantmla.errors import QuantMLAError, UsageError, require
 
+TOPOLOGY = Path("/sys/devices/system/cpu")
+PLACES = ("physical_package_id", "core_id")
 RESULTS = Path(__file__).with_name("results")
 PLAIN = {  # what vLLM needs to run in one process on a machine without a network
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -51,13 +54,13 @@ def environment() -> dict[str, str]:
 
 def missing(engines: Sequence[Engine], rows: Sequence[Row]) -> list[Task]:
     """Jobs and repeats without a row, most important first, variants side by side."""
-    done = {(row["job"], row["variant"], row["repeat"]) for row in rows}
+    done = {(row["job"], row["layers"], row["variant"], row["repeat"]) for row in rows}
     tasks = [
         Task(engine, job, repeat)
         for engine in engines
         for job in engine.group.jobs
         for repeat in range(job.repeats)
-        if (job.name, engine.variant, repeat) not in done
+        if (job.name, engine.group.layers, engine.variant, repeat) not in done
     ]
     return sorted(tasks, key=lambda task: rank(task.job, task.engine.variant, task.repeat))
 
@@ -86,6 +89,25 @@ class Results:
             print(row, flush=True)
 
 
+def by_core(cpus: Iterable[int], topology: Path = TOPOLOGY) -> list[int]:
+    """CPUs by their socket and core: two threads of a core are neighbours."""
+
+    def place(cpu: int) -> tuple[int, ...]:
+        files = (topology / f"cpu{cpu}/topology" / name for name in PLACES)
+        try:
+            return (*(int(file.read_text()) for file in files), cpu)
+        except (OSError, ValueError):
+            return 0, cpu, cpu
+
+    return sorted(cpus, key=place)
+
+
+def visible(gpu: int) -> str:
+    """What CUDA_VISIBLE_DEVICES calls one of the GPUs that torch sees here."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(gpu) if names is None else names.split(",")[gpu].strip()
+
+
 def share(cpus: Sequence[int], part: int, parts: int) -> Sequence[int]:
     """Neighbouring CPUs, which are likely of one socket."""
     return cpus[part * len(cpus) // parts : (part + 1) * len(cpus) // parts] or cpus
@@ -94,10 +116,10 @@ def share(cpus: Sequence[int], part: int, parts: int) -> Sequence[int]:
 def start(engine: Engine, gpu: int, options: argparse.Namespace, caches: Path) -> Worker:
     """Engines have caches of compiled code of their own: they write them at the same time."""
     flags = ["--shrink", str(options.shrink)] + ["--rehearse"] * options.rehearse
-    flags += ["--cpus", *map(str, share(sorted(os.sched_getaffinity(0)), gpu, options.gpus))]
+    flags += ["--cpus", *map(str, share(by_core(os.sched_getaffinity(0)), gpu, options.gpus))]
     own = {"VLLM_CACHE_ROOT": str(caches / f"{engine.group.name}-{engine.variant}")}
     if options.gpus > 1:
-        own["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        own["CUDA_VISIBLE_DEVICES"] = visible(gpu)
     return Worker(engine, flags, environment() | own)
 
 
@@ -121,11 +143,10 @@ def drive(options: argparse.Namespace, caches: Path) -> None:
             tasks = missing(here, results.rows)
             run_lane(workers, tasks, end, lambda: results.rows, results.keep)
 
-    lanes = [threading.Thread(target=run, args=(gpu,)) for gpu in range(options.gpus)]
+    with ThreadPoolExecutor(options.gpus) as threads:
+        lanes = [threads.submit(run, gpu) for gpu in range(options.gpus)]
     for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
+        lane.result()  # what ended it, where it did not end by itself
     left = len(missing(engines, results.rows))
     print(f"{results.path}: {len(results.rows)} rows, {left} to go", flush=True)
 

@@ -115,7 +115,21 @@ def run_lane(
     rows: Callable[[], list[Row]],
     keep: Callable[[Row], None],
 ) -> None:
-    """Tasks in their order; no one is begun that should not end in time."""
+    """Tasks in their order; no one is begun that should not end in time. All workers end."""
+    try:
+        _run_tasks(workers, tasks, end, rows, keep)
+    finally:
+        for worker in workers.values():
+            worker.stop()
+
+
+def _run_tasks(
+    workers: Mapping[Engine, Worker],
+    tasks: Sequence[Task],
+    end: float,
+    rows: Callable[[], list[Row]],
+    keep: Callable[[Row], None],
+) -> None:
     wait_for_start(list(workers.values()), min(end, time.time() + START_SECONDS))
     left = list(tasks)
     while left and time.time() < end:
@@ -135,8 +149,6 @@ def run_lane(
         row = worker.ask(task, min(end, time.time() + JOB_SECONDS + 3 * wall))
         if row is not None:
             keep(row)
-    for worker in workers.values():
-        worker.stop()
 
 
 def expected_wall(task: Task, rows: Sequence[Row]) -> float:

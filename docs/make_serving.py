@@ -47,6 +47,8 @@ def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
         groups.setdefault((row["job"], row["variant"]), []).append(row)
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for (job, variant), members in groups.items():
+        layers = {row["layers"] for row in rows if row["job"] == job}
+        assert len(layers) == 1, f"rows of {job} have {layers} layers: they are two jobs"
         middle = {
             name: median(row[name] for row in members)
             for name, value in members[0].items()

@@ -150,3 +150,10 @@ def test_an_unlikely_token_is_a_fault():
     fine = {"rms": 0.1, "rms_allowed": 0.2, "worst": 0.3, "worst_allowed": 0.4}
     assert fault(fine | {"largest_lead": 0.4}) is None
     assert "less likely" in fault(fine | {"largest_lead": 0.41})
+
+
+@pytest.mark.parametrize("name", ["rms", "rms_allowed", "worst", "worst_allowed", "largest_lead"])
+def test_no_number_is_a_fault(name):
+    fine = {"rms": 0.1, "rms_allowed": 0.2, "worst": 0.3, "worst_allowed": 0.4, "largest_lead": 0}
+    assert fault(fine) is None
+    assert fault(fine | {name: float("nan")})

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import serve_lanes
-from bench_serve import main, missing, only, share
+from bench_serve import by_core, drive, main, missing, only, share, visible
 from serve_jobs import DECODE, GROUPS, LONG, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
@@ -100,10 +100,11 @@ def test_tokens_that_are_computed_again_are_counted():
 def test_rows_that_are_there_are_not_made_again():
     group = Group(name=GROUPS[0].name, layers=2, jobs=(DECODE[2],))
     engine, other = Engine(group, "bf16"), Engine(group, "c4r4")
-    done = {"job": DECODE[2].name, "variant": "bf16", "repeat": 0, "wall": 3.0}
+    done = {"job": DECODE[2].name, "layers": 2, "variant": "bf16", "repeat": 0, "wall": 3.0}
     assert [task.repeat for task in missing([engine], [])] == [0, 1, 2]
     assert [task.repeat for task in missing([engine], [done])] == [1, 2]
     assert [task.repeat for task in missing([other], [done])] == [0, 1, 2]
+    assert len(missing([engine], [done | {"layers": 5}])) == 3, "rows of another model"
     assert expected_wall(Task(other, DECODE[2], 0), [done]) == 3.0
     assert expected_wall(Task(other, DECODE[0], 0), [done]) == 0.0
 
@@ -188,6 +189,48 @@ def test_a_shared_document_is_held_once():
 def test_gpus_share_the_cpus():
     assert [share(range(10, 18), gpu, 2) for gpu in (0, 1)] == [range(10, 14), range(14, 18)]
     assert share([3], 0, 2) == share([3], 1, 2) == [3]
+
+
+def test_threads_of_a_core_stay_together(tmp_path):
+    """Linux often numbers the second threads of all cores after the first ones."""
+    for cpu in range(8):
+        place = tmp_path / f"cpu{cpu}" / "topology"
+        place.mkdir(parents=True)
+        (place / "core_id").write_text(f"{cpu % 4 % 2}\n")
+        (place / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
+    assert by_core({7, 6, 5, 4, 3, 2, 1, 0}, tmp_path) == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert by_core([9, 8], tmp_path) == [8, 9]
+
+
+def test_gpus_are_those_that_this_process_sees(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5f")
+    assert [visible(gpu) for gpu in (0, 1)] == ["3", "GPU-5f"]
+
+
+def test_a_lane_that_breaks_ends_its_engines_and_is_said(tmp_path, monkeypatch):
+    stopped = []
+
+    class Idle(SimpleNamespace):
+        name, state = "idle", "ready"
+
+        def ask(self, task, until):
+            return {"job": task.job.name, "wall": 0.0}
+
+        def stop(self):
+            stopped.append(self)
+
+    def full(path, rows):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("bench_serve.start", lambda *_: Idle())
+    monkeypatch.setattr("bench_serve.write", full)
+    options = SimpleNamespace(seconds=9.0, output=tmp_path / "rows.json", jobs=[DECODE[0].name])
+    options.engines, options.gpus = ["decode/bf16", "decode/c4r4"], 1
+    with pytest.raises(OSError, match="no space left"):
+        drive(options, tmp_path)
+    assert len(stopped) == 2
 
 
 def test_trials_are_smaller():

@@ -71,6 +71,12 @@ def test_medians_and_ratios(places):
     assert ">64 x (4K + 2K)</tspan>; 5 layers</text>" in drawing
 
 
+def test_a_job_of_several_models_is_no_job():
+    other = ROW | {"variant": "c4r4", "layers": 13}
+    with pytest.raises(AssertionError, match="two jobs"):
+        make_serving.jobs([ROW, other])
+
+
 def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
     folder, page = places
     rows = [ROW | {"variant": "c2r4"}]

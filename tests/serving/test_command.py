@@ -72,6 +72,8 @@ def test_the_backend_is_not_named_twice(folder):
         ("--calculate-kv-scales", "--calculate-kv-scales"),
         ("--enable-dbo", "--enable-dbo"),
         ("--enable-sleep-mode", "--enable-sleep-mode"),
+        ("--scheduling-policy priority", "add --no-enable-prefix-caching"),
+        ("--scheduling-policy=priority --enable-prefix-caching", "--no-enable-prefix-caching"),
         ('--speculative-config {"method":"mtp"}', "'mtp'.* one of ngram,"),
         ("--speculative-config.method eagle3", "'eagle3'"),
         ('-sc {"model":"x/y"}', "None"),

@@ -175,6 +175,13 @@ def _check(arguments: Sequence[str]) -> None:
             draft[name.partition(".")[2].replace("-", "_")] = value
     if draft:
         _check_draft(draft)
+    given = dict(_flags(arguments))
+    require(
+        given.get("--scheduling-policy") != "priority" or "--no-enable-prefix-caching" in given,
+        f"--scheduling-policy priority: vllm {VLLM_RELEASE} reuses pages of a request that it "
+        "preempted before they were computed; add --no-enable-prefix-caching",
+        UsageError,
+    )
 
 
 def _json(name: str, value: str | None) -> Mapping[str, Any]:

@@ -111,11 +111,11 @@ def test_what_follows_a_shortened_hit_sees_its_window_in_bf16(engine):
 
 
 def test_a_preempted_request_resumes_on_the_pages_that_are_left(engine):
-    e = engine(pages=44, chunk=128, max_len=512)
-    requests = [e.pool.add("a", prompt(370), 100), e.pool.add("b", prompt(370, 1), 120)]
+    e = engine(pages=38, chunk=128, max_len=512)
+    requests = [e.pool.add("a", prompt(150), 250), e.pool.add("b", prompt(150, 1), 270)]
     e.run()
     assert [r.num_preemptions for r in requests] == [0, 1]
-    assert [r.num_output_tokens for r in requests] == [100, 120]
+    assert [r.num_output_tokens for r in requests] == [250, 270]
     assert e.hits["b"] >= 64
 
 
@@ -151,11 +151,11 @@ def test_drafts_are_verified_in_one_step(engine, drafts):
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_steps_are_scheduled_before_what_the_last_one_gave_is_known(engine, runner, drafts):
     """vLLM's default; of drafts, the scheduler takes all for right until it hears otherwise."""
-    changes = {"pages": 46, "chunk": 128, "max_len": 512, "caching": runner == 1}
+    changes = {"pages": 42, "chunk": 128, "max_len": 512, "caching": runner == 1}
     e = engine(runner=runner, drafts=drafts, async_scheduling=True, **changes)
     generator = torch.Generator().manual_seed(8)
     e.draft = lambda request: prompt(drafts, int(torch.randint(99, (), generator=generator)))
-    lengths = [(370, 100), (350, 90), (64, 50), (3, 20)]
+    lengths = [(370, 30), (150, 260), (150, 250), (64, 50), (3, 20)]
     requests = [e.pool.add(f"{i}", prompt(n, i), new) for i, (n, new) in enumerate(lengths)]
     e.run()
     assert sum(r.num_preemptions for r in requests) > 0

@@ -234,9 +234,12 @@ def test_tiny_requests_hold_what_they_need(pool):
 
 
 @pytest.mark.parametrize("longest", [333, 320, 383])
-def test_no_page_is_taken_beyond_the_longest_sequence(pool, longest):
-    """A table ends where the longest sequence does."""
-    made = pool(200, max_len=longest, chunk=128)
+@pytest.mark.parametrize(("fmt", "size"), [("c4r4", 16), ("c2r4", 8)])
+@pytest.mark.parametrize("shortened", [False, True])
+def test_no_page_is_taken_beyond_the_longest_sequence(pool, fmt, size, longest, shortened):
+    """Tables have whole packed pages, also of a length that vLLM fits to the memory it finds."""
+    made = pool(200, fmt, max_len=2048 if shortened else longest, chunk=128)
+    spec = made.kv.kv_cache_groups[1].kv_cache_spec
     made.add("a", ids(200), longest - 200)
     most = 0
 
@@ -245,7 +248,8 @@ def test_no_page_is_taken_beyond_the_longest_sequence(pool, longest):
         most = max(most, len(made.window_blocks.req_to_blocks["a"]))
 
     run(made, watch)
-    assert most == -(-longest // 16)
+    table = spec.max_num_blocks_per_req(made.config, longest)
+    assert most == table == -(-longest // 64) * 64 // size
 
 
 def test_a_pool_for_one_request_serves_one_after_the_other(pool):

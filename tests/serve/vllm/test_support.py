@@ -187,6 +187,35 @@ def test_sparse_attention_is_refused(start):
         served_layout(start(index_topk=64))
 
 
+def test_what_vllm_itself_cannot_run_is_refused(start):
+    from quantmla.serve.vllm.support import why_not
+
+    config = start()
+    config.model_config.hf_config.tie_word_embeddings = True
+    assert "tie_word_embeddings in config.json" in why_not(config)
+    config = start()
+    config.model_config.hf_text_config.model_type = "longcat_flash"
+    assert "cannot compile a longcat_flash" in why_not(config)
+    config.model_config.enforce_eager = True
+    assert why_not(config) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "refused"), [((9, 0), False), ((10, 0), True), (None, False)]
+)
+def test_gpus_other_than_hopper_are_refused(start, monkeypatch, capability, refused):
+    from vllm.platforms.interface import DeviceCapability
+
+    from quantmla.serve.vllm import support
+
+    found = None if capability is None else DeviceCapability(*capability)
+    gpu = SimpleNamespace(is_cuda=lambda: True, get_device_capability=lambda: found)
+    monkeypatch.setattr(support, "current_platform", gpu)
+    reason = support.why_not(start())
+    assert (reason is not None) == refused
+    assert not refused or "compute capability 10.0, and serving needs 9.0" in reason
+
+
 def test_rope_in_halves_is_refused(cpu_vllm):
     from quantmla.serve.vllm.support import require_interleaved
 

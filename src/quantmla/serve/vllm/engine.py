@@ -22,6 +22,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -70,6 +71,7 @@ __all__ = [
     "SlidingWindowManager",
     "VllmConfig",
     "__version__",
+    "current_platform",
     "get_current_vllm_config",
     "get_forward_context",
     "init_logger",

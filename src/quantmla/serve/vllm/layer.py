@@ -68,7 +68,6 @@ class WindowCache(nn.Module, AttentionLayerBase):
             refreshed_tokens=layout.refreshed_tokens,
             sink_pages=layout.sink_window_pages,
             max_pages=layout.window_pages(vllm_config.max_concurrent_batches, longest),
-            table_pages=-(-longest // layout.window_page_size),
         )
 
 

@@ -83,7 +83,8 @@ class PoolLayout:
         """
         once = -(-(self.kept_tokens + MAX_DRAFTS) // self.window_page_size) + 1
         peak = (1 + batches_in_flight) * once + self.sink_window_pages
-        return min(peak, -(-max_tokens // self.window_page_size))
+        whole = self.packed_pages(max_tokens) * (self.fmt.page_size // self.window_page_size)
+        return min(peak, whole)
 
 
 def pool_layout(fmt: CacheFormat, kv_lora_rank: int, qk_rope_head_dim: int) -> PoolLayout:

@@ -35,13 +35,21 @@ class WindowSpec(SlidingWindowMLASpec):
     refreshed_tokens: int
     sink_pages: int
     max_pages: int  # that a request holds at once, at most
-    table_pages: int  # of the longest sequence
 
     def max_admission_blocks_per_request(
         self, max_in_flight_tokens: int, max_model_len: int
     ) -> int:
         del max_in_flight_tokens  # a chunk's rows are not kept
-        return min(self.max_pages, -(-max_model_len // self.block_size))
+        return min(self.max_pages, self.table_pages(max_model_len))
+
+    @override
+    def max_num_blocks_per_req(self, vllm_config: Any, max_len: int) -> int:
+        return self.table_pages(max_len)
+
+    def table_pages(self, tokens: int) -> int:
+        """Of a sequence's table; a decode is given those of the next packed page at once."""
+        page = self.fmt.page_size
+        return -(-tokens // page) * (page // self.block_size)
 
     @classmethod
     def merge(cls, specs: "list[WindowSpec]") -> "WindowSpec":
@@ -82,9 +90,9 @@ class WindowBlocks(SlidingWindowManager):
         tokens need where these are less than a page.
         """
         size, page = self.block_size, self.kv_cache_spec.fmt.page_size
-        ahead = -(-num_tokens // page) * (page // size) if num_tokens > page else 0
+        ahead = self.kv_cache_spec.table_pages(num_tokens) if num_tokens > page else 0
         held = self.cleared.get(request_id, 0) + self.sliding_window // size
-        return max(-(-num_tokens // size), min(ahead, held, self.kv_cache_spec.table_pages))
+        return max(-(-num_tokens // size), min(ahead, held))
 
     def _new_pages(
         self, request_id: str, held: int, num_tokens: int, num_tokens_main_model: int

@@ -8,8 +8,12 @@ import torch
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.mixed import describe, uniform_format
-from quantmla.serve.settings import CONFIG_KEY, SERVED_FAMILIES, cache_settings
-from quantmla.serve.vllm.engine import VllmConfig, is_breakable_cudagraph_enabled
+from quantmla.serve.settings import CONFIG_KEY, NOT_COMPILED, SERVED_FAMILIES, cache_settings
+from quantmla.serve.vllm.engine import (
+    VllmConfig,
+    current_platform,
+    is_breakable_cudagraph_enabled,
+)
 from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
 
 CACHE_DTYPES = ("auto", "bfloat16")
@@ -41,6 +45,17 @@ def _piecewise_update(config: VllmConfig) -> bool:
         compilation.cudagraph_mode.has_piecewise_cudagraphs()
         and not compilation.splitting_ops_contain_kv_cache_update()
     )
+
+
+def _not_compiled(config: VllmConfig) -> str | None:
+    family = str(config.model_config.hf_text_config.model_type)
+    return family if family in NOT_COMPILED and not config.model_config.enforce_eager else None
+
+
+def _other_gpu() -> str | None:
+    """Compute capability of a CUDA GPU that is no Hopper; other platforms refuse CUSTOM."""
+    found = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    return None if found is None or found.to_int() == 90 else str(found.as_version_str())
 
 
 def _other_than(allowed: tuple[Any, ...], value: Any) -> Any:
@@ -138,6 +153,19 @@ REFUSALS = (
     Refusal(
         lambda c: _other_than(SERVED_FAMILIES, c.model_config.hf_text_config.model_type),
         f"model_type {{!r}} in config.json is none of {', '.join(SERVED_FAMILIES)}",
+    ),
+    Refusal(
+        _not_compiled,
+        "vllm 0.26.0 cannot compile a {}, whatever its cache: add --enforce-eager",
+    ),
+    Refusal(
+        lambda c: c.model_config.hf_config.tie_word_embeddings,
+        "the model ties its head to its embeddings (tie_word_embeddings in config.json), and "
+        "vLLM's classes of these models do not load that, with or without quantmla",
+    ),
+    Refusal(
+        lambda c: _other_gpu(),
+        "the GPU has compute capability {}, and serving needs 9.0 (H100, H200)",
     ),
 )
 
