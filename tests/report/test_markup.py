@@ -13,7 +13,8 @@ def test_coordinates_are_short():
 def test_a_number_keeps_its_exact_value():
     assert number(0.123456, ".1%") == '<data value="0.123456">12.3%</data>'
     assert number(7, "d") == "7"  # as exact as it is
-    assert number(7000, ",d") == '<data value="7000">7,000</data>'
+    assert number(7000, ",d") == "7,000"
+    assert number(7000.4, ",.0f") == '<data value="7000.4">7,000</data>'
     assert number(None, ".1%") == "–"
     assert isinstance(number(None, ""), Number)
 

@@ -107,7 +107,9 @@ def test_every_number_of_a_table_is_one_of_the_report(report, compared):
         assert {value for value, _ in found.data} <= known
         # a numeric cell has no digit that is not in a data element, or is the exact value
         bare = [text for cls, text in found.cells if cls is None and re.search(r"\d", text)]
-        numbers = [float(n) for text in bare for n in re.findall(r"-?\d[\d.e-]*", text)]
+        numbers = [
+            float(n) for text in bare for n in re.findall(r"-?\d[\d.e-]*", text.replace(",", ""))
+        ]
         assert len(numbers) > 20
         assert set(numbers) <= known
 

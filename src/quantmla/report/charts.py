@@ -14,6 +14,7 @@ from quantmla.report.svg import (
     apart,
     line,
     mark,
+    marks,
     polyline,
     rect,
     span,
@@ -80,7 +81,7 @@ def _name(x: float, y: float, words: str) -> Markup:
     whole = len(words) <= most
     shown = words if whole else words[: most - 1] + "…"
     tip = None if whole else el("title", words)
-    return el("text", tip, shown, x=x, y=y, class_="name", text_anchor="end")
+    return el("text", tip, shown, x=x, y=y, class_="name")
 
 
 def dots(rows: Sequence[Dot], axis: Axis, label: str, reference: float | None = None) -> Markup:
@@ -111,8 +112,8 @@ def _dot(row: Dot, scale: Scale, y: float) -> Markup:
     if row.interval is not None:
         low, high = (scale(v) for v in row.interval)
         parts.append(line(low, y, high, y, f"whisker c-{row.colour}"))
-    tip = f"{row.label}: {row.text}"
-    return join([*parts, mark(scale(row.value), y, row.shape, f"mark c-{row.colour}", tip)])
+    point = mark(scale(row.value), y, row.shape, f"{row.label}: {row.text}")
+    return join([*parts, marks(row.colour, [point])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +162,12 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, label: str) -> Markup:
         points = [(xs(a), ys(b)) for a, b in one.points]
         parts.append(polyline(points, f"line c-{one.colour}", one.name))
         shape = MARKS[index % len(MARKS)]
-        for (px, py), tip in zip(points, one.tips, strict=bool(one.tips)):
-            parts.append(mark(px, py, shape, f"mark c-{one.colour}", f"{one.name}: {tip}"))
+        tipped = zip(points, one.tips, strict=bool(one.tips))
+        parts.append(
+            marks(
+                one.colour, (mark(px, py, shape, f"{one.name}: {tip}") for (px, py), tip in tipped)
+            )
+        )
         parts.append(text(right + 6, places[index] + 4, one.name, f"value ink c-{one.colour}"))
     return svg(bottom + 38, label, *parts)
 
@@ -245,8 +250,9 @@ def points(groups: Sequence[Series], x: Axis, y: Axis, label: str) -> Markup:
     if high > low:
         parts.append(line(xs(low), ys(low), xs(high), ys(high), "reference"))
     for index, group in enumerate(groups):
-        for (a, b), tip in zip(group.points, group.tips, strict=True):
-            parts.append(mark(xs(a), ys(b), MARKS[index], f"mark c-{group.colour}", tip))
+        tipped = zip(group.points, group.tips, strict=True)
+        shown = (mark(xs(a), ys(b), MARKS[index], tip) for (a, b), tip in tipped)
+        parts.append(marks(group.colour, shown))
     return svg(bottom + 38, label, *parts)
 
 

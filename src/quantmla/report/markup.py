@@ -57,7 +57,8 @@ def number(value: float | None, spec: str) -> Markup:
     if value is None:
         return Number(NONE)
     exact, shown = repr(value), plain(value, spec)
-    return Number(shown if shown == exact else el("data", shown, value=exact))
+    same = shown.replace(",", "") == exact
+    return Number(shown if same else el("data", shown, value=exact))
 
 
 def numbers(*pairs: tuple[float | None, str], between: str = " ± ") -> Markup:

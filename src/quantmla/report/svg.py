@@ -5,7 +5,7 @@ Drawings are WIDTH wide at most, so that text keeps its size on a phone; colours
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -94,17 +94,20 @@ def rect(box: tuple[float, float, float, float], cls: str, tip: str | None = Non
     return el("rect", *inner, x=x, y=y, width=max(width, 0.0), height=height, class_=cls)
 
 
-def mark(x: float, y: float, kind: str, cls: str, tip: str) -> Markup:
-    """A point whose shape tells as much as its colour."""
+def mark(x: float, y: float, kind: str, tip: str) -> Markup:
+    """A point whose shape tells as much as its colour, which is that of `marks` around it."""
     if kind == "circle":
-        return el("circle", el("title", tip), cx=float(x), cy=float(y), r=4.0, class_=cls)
-    corners = {
-        "square": ((-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)),
-        "triangle": ((0, -4.8), (4.6, 3.6), (-4.6, 3.6)),
-        "diamond": ((0, -5), (5, 0), (0, 5), (-5, 0)),
+        return el("circle", el("title", tip), cx=float(x), cy=float(y), r=4.0)
+    dx, dy, outline = {
+        "square": (-3.6, -3.6, "h7.2v7.2h-7.2z"),
+        "triangle": (0.0, -4.8, "l4.6 8.4h-9.2z"),
+        "diamond": (0.0, -5.0, "l5 5l-5 5l-5-5z"),
     }[kind]
-    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return el("polygon", el("title", tip), points=points, class_=cls)
+    return el("path", el("title", tip), d=f"M{short(x + dx)} {short(y + dy)}{outline}")
+
+
+def marks(colour: str, parts: Iterable[Markup]) -> Markup:
+    return el("g", *parts, class_=f"mark c-{colour}")
 
 
 def polyline(points: Sequence[tuple[float, float]], cls: str, tip: str) -> Markup:
