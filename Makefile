@@ -5,12 +5,13 @@ PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 CPU_TRITON := 3.6.0
 BIN := .venv/bin
+PACKAGE := .venv/.package
 STAMP := .venv/.installed
 VLLM := tests/serve/vllm/requirements.txt
 
 .PHONY: demo test lint bench report browser-test gpu-test serve-test clean
 
-demo: $(STAMP)  ## quantize the embedded model and measure what it cost
+demo: $(PACKAGE)  ## quantize the embedded model and measure what it cost
 	$(BIN)/quantmla quantize nano -o out/nano-c4r4 --overwrite
 	$(BIN)/quantmla eval out/nano-c4r4 --baseline nano
 
@@ -53,12 +54,16 @@ serve-test:  ## vLLM's answers, from Python and over HTTP, on Hopper GPUs: about
 
 # venv without pip where Debian's python3-venv is not installed: then pip installs itself into it.
 # torch comes first and alone, at its exact version, so that the extras cannot pull another build.
-# A CUDA build brings its own Triton; a CPU build brings none, and gets one whose interpreter runs
-# the kernels' tests.
-$(STAMP): pyproject.toml constraints.txt $(VLLM)
+$(PACKAGE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv \
 		&& $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	$(BIN)/python -m pip install torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(BIN)/python -m pip install -c constraints.txt -e .
+	touch $(PACKAGE)
+
+# A CUDA build brings its own Triton; a CPU build brings none, and gets one whose interpreter runs
+# the kernels' tests.
+$(STAMP): $(PACKAGE) $(VLLM)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	$(BIN)/python -c "import importlib.util as u; raise SystemExit(u.find_spec('triton') is None)" \
 		|| $(BIN)/python -m pip install triton==$(CPU_TRITON)
