@@ -283,7 +283,7 @@ class Engine:
         self.starts, self.lengths = ints(most + 1), ints(most)
         self.tables, self.slots = [], torch.full((2, most + 8), -1)
         for group in groups:  # beyond a row's end: whatever it or another row had there before
-            shape = most, -(-config.model_config.max_model_len // group.block_size)
+            shape = most, group.max_num_blocks_per_req(config, config.model_config.max_model_len)
             table = torch.randint(pages, shape, generator=self.random, dtype=torch.int32)
             self.tables.append(table)
 
