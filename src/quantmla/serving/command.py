@@ -14,13 +14,12 @@ from quantmla.checkpoint.locate import read_config
 from quantmla.doctor import gpus, versions
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.manifest import read_manifest
-from quantmla.quant.mixed import format_from_json, uniform_format
-from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
+from quantmla.quant.mixed import format_from_json
+from quantmla.serve.settings import NOT_COMPILED, why_not_served
 
 VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
 MOST_DRAFT_TOKENS = 15
-SERVED_FORMATS = ("c4r4", "c2r4")
 
 # A flag and what it may be. Values are compared in lower case.
 ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
@@ -55,36 +54,8 @@ def check_checkpoint(model: str) -> str:
     config = read_config(model)
     manifest = read_manifest(config, model)
     family = adapter_for(config).model_type
-    require(
-        family in SERVED_FAMILIES,
-        f"{model} is a {family}, and the plugin serves {', '.join(SERVED_FAMILIES)}",
-        UnsupportedModel,
-    )
-    require(
-        not manifest.get("ignored_layers"),
-        f"{model} keeps layers {manifest.get('ignored_layers')} in bf16, which the plugin does not "
-        "handle",
-        UnsupportedModel,
-    )
-    fmt = uniform_format(format_from_json(manifest["format"]))
-    require(
-        fmt is not None,
-        f"{model} gives layers formats of their own, which vLLM's one pool of pages cannot hold",
-        UnsupportedModel,
-    )
-    assert fmt is not None
-    require(
-        fmt.name in SERVED_FORMATS,
-        f"{model} is for a cache in {fmt.name}, and the GPU kernels read "
-        f"{' and '.join(SERVED_FORMATS)}",
-        UnsupportedModel,
-    )
-    require(
-        config.get("tie_word_embeddings") is not True,
-        f"{model} ties its head to its embeddings, and vLLM's classes of these models do not load "
-        "that, with or without quantmla",
-        UnsupportedModel,
-    )
+    reason = why_not_served(config, family, format_from_json(manifest["format"]))
+    require(reason is None, f"{model} {reason}", UnsupportedModel)
     return family
 
 
