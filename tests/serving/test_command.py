@@ -80,6 +80,7 @@ def test_the_backend_is_not_named_twice(folder):
         ("--speculative-config.method eagle3", "'eagle3'"),
         ('-sc {"model":"x/y"}', "None"),
         ("--speculative-config nonsense", "'nonsense' is not a JSON object"),
+        ("--block-s 16", "--block-s may be --block-size: write the flag out"),
         ("--block-size", "--block-size needs a value: .* must be 64"),
         ("--kv-cache-dtype= --port 1", "--kv-cache-dtype needs a value: .* auto or bfloat16"),
         ("--speculative-config --port 1", "--speculative-config needs a value"),

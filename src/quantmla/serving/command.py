@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -50,6 +51,7 @@ CONFIGS = {
     "-cc": "--compilation-config",
 }
 FUSED_PASS = "fuse_rope_kvcache_cat_mla"
+LOOKED_AT = (*ALLOWED_VALUES, *REFUSED, *CONFIGS.values(), "--scheduling-policy")
 UNSET = ("none", "false", "0", "no", "off", "n", "f")  # of a switch, as vLLM reads them
 DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
@@ -139,7 +141,11 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def _check(arguments: Sequence[str]) -> None:
     for name, value in _flags(arguments):
-        reason = REFUSED.get(name.split(".")[0])
+        flag = name.split(".")[0]
+        reason = REFUSED.get(flag)
+        if flag not in LOOKED_AT and re.match("--.", flag):  # vLLM takes beginnings for the whole
+            meant = next((whole for whole in LOOKED_AT if whole.startswith(flag)), None)
+            require(meant is None, f"{flag} may be {meant}: write the flag out", UsageError)
         require(reason is None, f"{name} cannot be used with a packed cache: {reason}", UsageError)
         allowed = ALLOWED_VALUES.get(name)
         if allowed is not None:
