@@ -21,6 +21,7 @@ from bench_serve import environment, require_gpus
 from quantmla.checkpoint.locate import locate
 from quantmla.errors import UsageError, require
 from quantmla.quant.format import parse_format
+from quantmla.workdir import check_makeable
 
 SCRIPT = Path(__file__).with_name("serve_answers.py")
 SECONDS = 540  # after which an engine or a comparison hangs
@@ -118,6 +119,7 @@ def _run(command: Sequence[str], log: Any, env: dict[str, str], stdout: Any) -> 
 def run_engines(work: Path, names: Sequence[str]) -> Iterator[tuple[str, Lines | None]]:
     """Engines as they end. UsageError where `work` is a file, or has an engine's folder."""
     require(work.is_dir() or not work.exists(), f"{work} is not a folder", UsageError)
+    check_makeable(work, work)
     for name in names:
         require(
             not (work / name).exists(),

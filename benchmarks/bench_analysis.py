@@ -24,6 +24,8 @@ from bench_calibration import SHAPES, make_layer
 from quantmla.analysis import LAYER_STUDIES
 from quantmla.analysis.protocol import PRESETS, Protocol
 from quantmla.analysis.subject import StudyLayer
+from quantmla.arguments import new_or_old_file, run_script
+from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.method.layer import Sample
 
@@ -69,11 +71,15 @@ def study_layer(shape: str, protocol: Protocol, device: str) -> StudyLayer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--preset", default="paper", choices=list(PRESETS))
     parser.add_argument("--shape", default="DeepSeek-V2-Lite", choices=list(ALL_SHAPES))
-    args = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
+    args.device = resolve_device(args.device)
     protocol = PRESETS[args.preset]
     machine = gpus()[0]["name"].split()[-1].lower() if args.device != "cpu" else "cpu"
     out = args.out or Path(__file__).parent / "results" / (

@@ -19,6 +19,7 @@ import torch
 from bench_bit_plan import few_steps, nano
 
 from quantmla.analysis.sensitivity import WIDTHS, variant
+from quantmla.arguments import new_or_old_file, positive, run_script
 from quantmla.capture.tokens import load_tokenizer
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -34,11 +35,14 @@ NOTE = "Transforms learned with few steps for each width of each path."
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--context", type=int, default=1024)
-    args = parser.parse_args()
+    parser.add_argument("--windows", type=positive, default=4)
+    parser.add_argument("--context", type=positive, default=1024)
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
     args.device, args.budget = resolve_device(args.device), None
     model = nano(args)
     fits = few_steps(model)

@@ -32,12 +32,14 @@ from quantmla.analysis.protocol import PRESETS
 from quantmla.analysis.sensitivity import (
     LEARNED,
     Fits,
+    check_budget,
     measure,
     planned_format,
     variant,
 )
 from quantmla.analysis.subject import ModelSubject
 from quantmla.arch import adapter_for
+from quantmla.arguments import amount, new_or_old_file, positive, run_script
 from quantmla.capture.tokens import load_tokenizer, packaged_texts
 from quantmla.checkpoint.source import open_source
 from quantmla.device import resolve_device
@@ -50,6 +52,7 @@ from quantmla.quant.mixed import each_layer
 from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
 from quantmla.verify import load_model
+from quantmla.workdir import check_makeable
 
 ROOT = Path(__file__).parents[1]
 UNIFORM = ("c4r4", "c3r4", "c4r2", "c3r3", "c2r4")
@@ -156,22 +159,28 @@ def evaluate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--budget", type=float, default=94.0, help="bytes per token; 94 is c3r4's")
+    parser.add_argument("--budget", type=amount, default=94.0, help="bytes per token; 94 is c3r4's")
     parser.add_argument("--learning", choices=("few", "full"), default="full")
-    parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--context", type=int, default=1024)
-    args = parser.parse_args()
+    parser.add_argument("--windows", type=positive, default=8)
+    parser.add_argument("--context", type=positive, default=1024)
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
     args.device = resolve_device(args.device)
-    args.work.mkdir(parents=True, exist_ok=True)
+    check_makeable(args.work, args.work)
     model = nano(args)
+    geometry = model.adapter.geometry(model.source.config)
+    check_budget(geometry, args.budget)
+    tokenizer = load_tokenizer(model.source.path)
+    windows = token_windows(tokenizer, default_text(), args.context, args.windows)
+    args.work.mkdir(parents=True, exist_ok=True)
     sensitivity = measure(model, PRESETS["default"])
     base = load_model(model.source.path, torch.float32).to(args.device)
     fits = few_steps(model) if args.learning == "few" else full_fits(model, args.work / "fits")
-    found = plans(sensitivity["costs"], model.adapter.geometry(model.source.config), args.budget)
-    tokenizer = load_tokenizer(model.source.path)
-    windows = token_windows(tokenizer, default_text(), args.context, args.windows)
+    found = plans(sensitivity["costs"], geometry, args.budget)
     rows = [row for bare in (True, False) for row in evaluate(base, fits, found, windows, bare)]
     header = {
         "versions": versions(),

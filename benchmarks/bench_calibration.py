@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from quantmla.arguments import new_or_old_file, positive, run_script
+from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.learn import resident
 from quantmla.method import load_method
@@ -88,11 +90,15 @@ def time_fit(layer: Layer, name: str, changes: dict[str, int]) -> tuple[float, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--sequences", type=int, default=128)
-    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--out", type=new_or_old_file)
+    parser.add_argument("--sequences", type=positive, default=128)
+    parser.add_argument("--length", type=positive, default=2048)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    args = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
+    resolve_device("cuda")
     torch.set_float32_matmul_precision("high")
     rows = []
     gpu = gpus()[0]["name"]

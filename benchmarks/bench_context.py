@@ -14,6 +14,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from quantmla.arguments import new_or_old_file, positive, run_script
+from quantmla.checkpoint.locate import read_config
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.evaluation import Needles, evaluate
@@ -34,16 +36,19 @@ def as_text(document: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--windows", type=int, default=4)
-    args = parser.parse_args()
+    parser.add_argument("--windows", type=positive, default=4)
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
     device = resolve_device(args.device)
     rows, digest = [], None
-    for name in FORMATS:
-        folder = str(args.work / f"nano-{name}")
-        config = json.loads((Path(folder) / "config.json").read_text())
-        digest = read_manifest(config, folder)["base_sha256"]
+    folders = [str((args.work / f"nano-{name}").absolute()) for name in FORMATS]
+    for folder in folders:
+        digest = read_manifest(read_config(folder), folder)["base_sha256"]
+    for folder in folders:
         for bare in (True, False):
             request = EvaluationRequest(
                 model=folder, baseline="nano", unprotected=bare, limit=args.windows, device=device

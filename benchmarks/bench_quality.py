@@ -20,6 +20,7 @@ import torch
 
 from quantmla import pipeline
 from quantmla.arch import adapter_for
+from quantmla.arguments import count, new_or_old_file, positive, run_script
 from quantmla.checkpoint.source import open_source
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -28,6 +29,7 @@ from quantmla.fits import fit_name
 from quantmla.quant.format import parse_format
 from quantmla.recipe import EvaluationRequest, recipe_from
 from quantmla.transform.store import transforms_to_bytes
+from quantmla.workdir import check_makeable
 
 ROOT = Path(__file__).parents[1]
 FITS = ROOT / "src/quantmla/assets/fits"
@@ -73,15 +75,20 @@ def measure(job: tuple[EvaluationRequest, Needles]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--fits", type=Path, default=FITS)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--windows", type=int, default=24)
-    parser.add_argument("--needles", type=int, default=32)
-    parser.add_argument("--needle-context", type=int, default=4096)
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    args = parser.parse_args()
+    parser.add_argument("--windows", type=positive, default=24)
+    parser.add_argument("--needles", type=count, default=32)
+    parser.add_argument("--needle-context", type=positive, default=4096)
+    parser.add_argument("--jobs", type=positive, default=2, help="processes at a time")
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
     args.device = resolve_device(args.device)
+    for folder in (args.work, args.fits):
+        check_makeable(folder, folder)
     needles = Needles(args.needles, args.needle_context)
     args.fits.mkdir(parents=True, exist_ok=True)
     outs = {name: args.work / f"nano-{name}" for name in FORMATS}

@@ -12,18 +12,23 @@ from datetime import date
 from pathlib import Path
 
 from quantmla import pipeline
+from quantmla.arguments import new_or_old_file, positive, run_script
+from quantmla.checkpoint.locate import read_config
 from quantmla.device import resolve_device
-from quantmla.errors import UsageError
+from quantmla.errors import UsageError, require
 from quantmla.recipe import EvaluationRequest, TaskRequest, recipe_from
 from quantmla.tasks.build import find_source
-from quantmla.tasks.registry import BY_NAME, GROUPS
+from quantmla.tasks.checks import check_tasks
+from quantmla.tasks.registry import BY_NAME, GROUPS, asked_tasks
 from quantmla.tasks.run import evaluate_tasks
+from quantmla.workdir import check_makeable
 
 ROOT = Path(__file__).parents[1]
 
 
 def available(data: Path) -> dict[str, list[str]]:
-    """Tasks of the published groups whose data are there, by kind."""
+    """Tasks of the published groups whose data are there, by kind; UsageError for no folder."""
+    require(data.is_dir(), f"--data {data} is not a folder", UsageError)
     found: dict[str, list[str]] = {"likelihood": [], "generation": []}
     names = dict.fromkeys((*GROUPS["paper-general"], *GROUPS["paper-reasoning"]))
     for name in names:
@@ -40,35 +45,50 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--scored", type=int, default=64, help="items of a task that is scored")
-    parser.add_argument("--written", type=int, default=4, help="items of a task that is written")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument(
+        "--scored", type=positive, default=64, help="items of a task that is scored"
+    )
+    parser.add_argument(
+        "--written", type=positive, default=4, help="items of a task that is written"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=48)
     parser.add_argument("--needles", default="niah@768")
-    args = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
     device = resolve_device(args.device)
-    model, run = args.work / "nano-c4r4", args.work / "run"
-    if not (model / "config.json").is_file():
-        output = {"output": {"folder": str(model)}, "calibration": {"device": device}}
-        pipeline.quantize(
-            recipe_from(output), resume=False, dry_run=False, overwrite=True, progress=True
-        )
+    model, folder = args.work / "nano-c4r4", args.work / "run"
+    check_makeable(args.work, args.work)
     tasks = available(args.data)
     parts = (
         (tasks["likelihood"], args.scored),
         ([args.needles, *tasks["generation"]], args.written),
     )
-    for names, limit in parts:
-        request = TaskRequest(
+    requests = [
+        TaskRequest(
             evaluation=EvaluationRequest(model=str(model), limit=limit, device=device),
             tasks=tuple(names),
-            output=str(run),
+            output=str(folder),
             data=str(args.data),
             resume=True,
             max_new_tokens=args.max_new_tokens,
             run_code=True,
         )
+        for names, limit in parts
+        if names
+    ]
+    longest = read_config("nano")["max_position_embeddings"]
+    for request in requests:  # before nano is quantized
+        check_tasks(asked_tasks(request.tasks, longest), request, longest)
+    if not (model / "config.json").is_file():
+        output = {"output": {"folder": str(model)}, "calibration": {"device": device}}
+        pipeline.quantize(
+            recipe_from(output), resume=False, dry_run=False, overwrite=True, progress=True
+        )
+    for request in requests:
         document = evaluate_tasks(request, progress=True)
     document = {**document, "model": {**document["model"], "id": "nano, quantized to C4R4"}}
     path = args.out or ROOT / f"benchmarks/results/tasks_nano_{date.today():%Y%m%d}.json"

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import torch
 
+from quantmla.arguments import run_script
 from quantmla.bench.append import bench_append
 from quantmla.bench.decode import GOALS, Shape, bench_decode
 from quantmla.bench.inputs import synthetic_cache, synthetic_query
 from quantmla.bench.results import result_path, write
 from quantmla.bench.timing import interleaved_us
+from quantmla.device import resolve_device
 from quantmla.kernels.triton.launches import decode_launches
 from quantmla.kernels.triton.schedule import MIN_PAGES, Schedule
 from quantmla.quant.format import parse_format
+from quantmla.workdir import check_makeable
 
 # (rows, warps, pages a step)
 TILES = {
@@ -69,7 +72,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--libraries", type=Path, nargs="*", default=[])
     parser.add_argument("--backends", nargs="*")
-    options = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    resolve_device("cuda")
+    check_makeable(options.out, options.out)
     rows, libraries = [], options.libraries
     for shape in GOALS:
         try:

@@ -24,11 +24,17 @@ from bench_serve import PLAIN, environment
 from wide_nano import write_wide_nano
 
 from quantmla import pipeline
-from quantmla.arguments import new_or_old_file
+from quantmla.arguments import new_or_old_file, positive, run_script
 from quantmla.bench.results import result_path, write
+from quantmla.checkpoint.locate import read_config
+from quantmla.device import resolve_device
 from quantmla.recipe import EvaluationRequest, TaskRequest, recipe_from
+from quantmla.serving.command import check_machine
+from quantmla.tasks.checks import check_tasks
+from quantmla.tasks.registry import asked_tasks
 from quantmla.tasks.results import item_path, read_run
 from quantmla.tasks.run import evaluate_tasks
+from quantmla.workdir import check_makeable
 
 RESULTS = Path(__file__).with_name("results")
 TASKS = ("niah_single_2@1024", "niah_single_3@2048", "gsm8k")
@@ -138,21 +144,35 @@ def collected(runs: Mapping[str, Path]) -> list[Row]:
     return rows
 
 
+def check(options: argparse.Namespace) -> None:
+    """UsageError, before work, for tasks, data, a folder or a machine that cannot be used."""
+    resolve_device(options.device)
+    check_makeable(options.work, options.work)
+    longest, here = read_config("nano")["max_position_embeddings"], options.work
+    request = task_request(here, here, here, options)
+    check_tasks(asked_tasks(request.tasks, longest), request, longest)
+    check_machine()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k_test.jsonl")
     parser.add_argument("--work", type=Path, required=True, help="folder for models and runs")
     parser.add_argument("--output", type=new_or_old_file, help="result file to write")
     parser.add_argument("--tasks", nargs="+", default=TASKS)
-    parser.add_argument("--limit", type=int, default=64, help="items of each task")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--limit", type=positive, default=64, help="items of each task")
+    parser.add_argument("--max-new-tokens", type=positive, default=48)
     parser.add_argument("--device", default="auto", help="of all but vLLM")
     parser.add_argument(
         "--one-process",
         action="store_true",
         help=f"vLLM's engines in one process ({next(iter(PLAIN))}=0)",
     )
-    options = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    check(options)
     base, out = make_model(options.work, options.device)
     print(f"quantized: {time.strftime('%X')}", flush=True)
     rows = collected(run_both(base, out, options))

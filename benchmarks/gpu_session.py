@@ -12,7 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
 VARIANTS = ROOT / "benchmarks/decode_variants.py"
 
 
@@ -41,12 +43,22 @@ def run(name: str, command: list[str], out: Path, seconds: float) -> None:
 
 
 def main() -> None:
+    from quantmla.arguments import run_script, seconds
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--libraries", type=Path, nargs="*", default=[])
-    parser.add_argument("--seconds", type=float, default=230)
+    parser.add_argument("--seconds", type=seconds, default=230)
     parser.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer (slow)")
-    options = parser.parse_args()
+    run_script(parser, session)
+
+
+def session(options: argparse.Namespace) -> None:
+    from quantmla.device import resolve_device
+    from quantmla.workdir import check_makeable
+
+    resolve_device("cuda")
+    check_makeable(options.out, options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.seconds
     tests = [

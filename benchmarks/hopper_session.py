@@ -493,11 +493,14 @@ def session(folder: Path, out: Path, trials: list[Trial], seconds: float) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    from quantmla.arguments import positive, run_script, seconds
+
+    names = [trial.name for trial in TRIALS]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
-    parser.add_argument("--seconds", type=float, default=165)
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--pool", type=int, default=POOL_PAGES, help="pages of 64 tokens")
+    parser.add_argument("--seconds", type=seconds, default=165)
+    parser.add_argument("--only", nargs="*", choices=names, metavar="TRIAL")
+    parser.add_argument("--pool", type=positive, default=POOL_PAGES, help="pages of 64 tokens")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--compile", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -507,18 +510,30 @@ def main() -> None:
         "--check", nargs=2, metavar=("FOLDER", "TRIAL"), help="the checks of one trial"
     )
     parser.add_argument("--short", action="store_true", help="checks of few tokens alone")
-    args = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
     globals()["POOL_PAGES"] = args.pool
-    if args.work:
-        return work(Path(args.work[0]), args.work[1:])
     if args.compile:
         return compile_job(Path(args.compile[0]), args.compile[1])
+    import torch
+
+    from quantmla.errors import UsageError, require
+    from quantmla.workdir import check_makeable
+
+    require(torch.cuda.is_available(), "needs a Hopper GPU, and torch sees none", UsageError)
+    if args.work:
+        return work(Path(args.work[0]), args.work[1:])
     if args.profile or args.check:
         folder, name = args.profile or args.check
+        known = name in [trial.name for trial in TRIALS]
+        require(known, f"no trial is named {name!r}", UsageError)
         if args.short:
             CHECKS[:] = [check for check in CHECKS if sum(check[2]) < 2500]
         return single(Path(folder), name, bool(args.check))
     out = Path(args.out)
+    check_makeable(out, out)
     out.mkdir(parents=True, exist_ok=True)
     trials = [t for t in TRIALS if not args.only or t.name in args.only]
     with tempfile.TemporaryDirectory() as folder:

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quantmla.arguments import new_or_old_file
+from quantmla.arguments import new_or_old_file, run_script
 from quantmla.bench.baselines import BASELINES, bf16_cache, find_libraries, load
 from quantmla.bench.inputs import RANK, ROPE, synthetic_cache, synthetic_query
 from quantmla.bench.results import write
 from quantmla.bench.timing import interleaved_us
+from quantmla.device import resolve_device
 from quantmla.errors import QuantMLAError, require
 from quantmla.kernels import api
 from quantmla.kernels.cuda import backend, build, launch
@@ -129,8 +130,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--libraries", type=Path, help="with vLLM's BF16 kernels (default: vllm's)")
     parser.add_argument("--output", type=new_or_old_file)
-    options = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
     versions = versions_in(options.folder)
+    resolve_device("cuda")
     baselines = load(find_libraries(options.libraries))
     require(
         BASELINE in baselines, f"{BASELINE} is not among {baselines}: it needs vllm's libraries"

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from quantmla.arguments import new_or_old_file
+from quantmla.arguments import new_or_old_file, positive, run_script
 from quantmla.bench.results import write
+from quantmla.errors import UsageError, require
 from quantmla.kernels import problem
 from quantmla.kernels.api import Tokens
 from quantmla.kernels.cuda import backend, launch, rows
@@ -175,10 +176,16 @@ def summary(operation: str, steps: list[list[float]]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=27)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--layers", type=positive, default=27)
+    parser.add_argument("--steps", type=positive, default=60)
     parser.add_argument("--output", type=new_or_old_file)
-    args = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(args: argparse.Namespace) -> None:
+    require(
+        args.layers > 1, f"--layers {args.layers}: the first needs others beside it", UsageError
+    )
     torch.set_num_threads(1)
     rows = measure(args.layers, args.steps)
     for row in rows:

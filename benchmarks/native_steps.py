@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
+from quantmla.arguments import positive, run_script
 from quantmla.bench.results import result_path, write
+from quantmla.device import resolve_device
 from quantmla.quant.format import parse_format
 from quantmla.serve.native import native_cache
 from quantmla.serve.transformers import QuantMLACache
+from quantmla.workdir import check_makeable
 
 SHAPES = ((4, 8192), (8, 16384))
 CHUNK = 2048  # of the prompt
@@ -59,8 +62,13 @@ def step_ms(model: Any, cache: Any, ids: torch.Tensor, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--layers", type=int, default=4)
-    options = parser.parse_args()
+    parser.add_argument("--layers", type=positive, default=4)
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    resolve_device("cuda")
+    check_makeable(options.out, options.out)
     model, fmt, rows = build(options.layers), parse_format("c4r4"), []
     for batch, context in SHAPES:
         ids = torch.randint(2, 1000, (batch, context), device="cuda")

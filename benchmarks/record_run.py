@@ -11,7 +11,9 @@ import shutil
 from pathlib import Path
 
 from quantmla import pipeline
+from quantmla.arguments import run_script
 from quantmla.doctor import gpus, versions
+from quantmla.errors import UsageError, require
 
 RESULTS = Path(__file__).with_name("results")
 LOG = "quantmla_log.json"
@@ -28,7 +30,15 @@ def shortened(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="a folder that quantize wrote")
-    out = parser.parse_args().output
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    out = options.output.absolute()
+    for name in (*KEPT, LOG):
+        require(
+            (out / name).is_file(), f"{out} is no folder that quantize wrote: no {name}", UsageError
+        )
     found = pipeline.verify(str(out), against=None)
     header = {
         "versions": versions(),

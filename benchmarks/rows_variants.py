@@ -14,14 +14,17 @@ from pathlib import Path
 
 import torch
 
+from quantmla.arguments import run_script
 from quantmla.bench.append import GATHERED, Job, append_jobs, random_rows
 from quantmla.bench.inputs import RANK, ROPE, synthetic_cache
 from quantmla.bench.results import result_path, write
 from quantmla.bench.timing import interleaved_us
 from quantmla.cache.view import CacheView
+from quantmla.device import resolve_device
 from quantmla.kernels.api import Rows, Tokens, append
 from quantmla.kernels.cuda import rows as cuda
 from quantmla.quant.format import parse_format
+from quantmla.workdir import check_makeable
 
 TILES = (1, 2, 8, 16, 32)
 
@@ -91,7 +94,12 @@ def gather_variants(fmt_name: str) -> dict[str, Callable[[], object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    folder = parser.parse_args().out
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    resolve_device("cuda")
+    check_makeable(options.out, options.out)
     rows = []
     for fmt in ("c4r4", "c2r4"):
         jobs = [job for job in append_jobs(fmt) if job.layers == 1]
@@ -100,7 +108,7 @@ def main() -> None:
             times = {key: round(us, 2) for key, us in interleaved_us(variants(), 20).items()}
             rows.append({"format": fmt, "job": name, "us": times})
             print(rows[-1], flush=True)
-            write(result_path(folder, "rows"), rows)
+            write(result_path(options.out, "rows"), rows)
             torch.cuda.empty_cache()
 
 

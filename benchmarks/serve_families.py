@@ -19,10 +19,12 @@ from typing import Any
 
 from bench_serve import environment
 
-from quantmla.arguments import new_or_old_file, seconds
+from quantmla.arguments import names, new_or_old_file, run_script, seconds
 from quantmla.bench.results import write
+from quantmla.errors import UsageError, require
 from quantmla.quant.format import parse_format
-from quantmla.serve.settings import NOT_COMPILED
+from quantmla.serve.settings import NOT_COMPILED, SERVED_FORMATS
+from quantmla.serving.command import check_machine
 
 YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 YARN |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
@@ -196,17 +198,23 @@ def start(family: str, name: str, eager: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--format", default="c4r4")
+    parser.add_argument("--families", type=names, default=tuple(FAMILIES), metavar="A,B")
+    parser.add_argument("--format", choices=SERVED_FORMATS, default="c4r4")
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
     parser.add_argument("--seconds", type=seconds, default=240)
     parser.add_argument("--output", type=new_or_old_file, help="result file to write")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
     if options.one is not None:
         found = start(options.one, options.format, options.eager or options.one in NOT_COMPILED)
         print("RESULT", json.dumps({"family": options.one, "format": options.format, **found}))
         return
+    unknown = ", ".join(name for name in options.families if name not in FAMILIES)
+    require(not unknown, f"--families {unknown}: none of {', '.join(FAMILIES)}", UsageError)
+    check_machine()
     raise SystemExit(all_at_once(options))
 
 
@@ -221,7 +229,7 @@ def all_at_once(options: argparse.Namespace) -> int:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for family in options.families.split(",")
+        for family in options.families
     }
     found, end = [], time.monotonic() + options.seconds
     for family, process in processes.items():

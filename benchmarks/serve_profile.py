@@ -13,11 +13,14 @@ import os
 import time
 
 import torch
-from bench_serve import environment
-from serve_jobs import GROUPS, Job
+from bench_serve import environment, require_gpus
+from serve_jobs import GROUPS, VARIANTS, Job
 from serve_play import Ledger, play, row
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from quantmla.arguments import count, run_script
+from quantmla.errors import UsageError, require
 
 ROWS = 30
 
@@ -47,15 +50,19 @@ def profiled(engine, job: Job, first: int, last: int) -> tuple[list[float], obje
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("variant")
-    parser.add_argument("--job", default="32 x (2K + 512), plenty")
-    parser.add_argument("--steps", type=int, nargs=2, default=(2, 6), metavar=("FIRST", "LAST"))
-    parser.add_argument("--runs", type=int, default=1, help="that are not profiled")
-    options = parser.parse_args()
+    parser.add_argument("variant", choices=VARIANTS)
+    jobs = [job.name for group in GROUPS for job in group.jobs]
+    parser.add_argument("--job", choices=jobs, default="32 x (2K + 512), plenty", metavar="JOB")
+    parser.add_argument("--steps", type=count, nargs=2, default=(2, 6), metavar=("FIRST", "LAST"))
+    parser.add_argument("--runs", type=count, default=1, help="that are not profiled")
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    first, last = options.steps
+    require(first < last, f"--steps {first} {last}: the first is not before the last", UsageError)
+    require_gpus(1)
     found = [(group, job) for group in GROUPS for job in group.jobs if job.name == options.job]
-    if not found:
-        names = ", ".join(repr(job.name) for group in GROUPS for job in group.jobs)
-        parser.error(f"no job is named {options.job!r}: {names}")
     ((group, job),) = found
     os.environ.update(environment())
     from serve_engine import VllmEngine

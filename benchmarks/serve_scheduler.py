@@ -36,8 +36,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from quantmla.arguments import new_or_old_file
+from quantmla.arguments import names, new_or_old_file, run_script
 from quantmla.bench.results import write
+from quantmla.errors import UsageError, require
 from quantmla.quant.format import parse_format
 from quantmla.serve.vllm.layer import PackedAttention, WindowCache
 from quantmla.serve.vllm.plugin import install
@@ -204,16 +205,29 @@ def run(variant: str, group: Group, job: Job) -> tuple[dict[str, Any], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variants", type=names, default=VARIANTS, metavar="A,B")
     parser.add_argument("--jobs", nargs="*", help="parts of jobs' names (default: all)")
     parser.add_argument("--output", type=new_or_old_file, help="result file to write")
-    options = parser.parse_args()
+    run_script(parser, simulate)
+
+
+def check(options: argparse.Namespace) -> None:
+    """UsageError for variants and parts of names that are of none."""
+    jobs = [job.name for group in GROUPS for job in group.jobs]
+    other = [name for name in options.variants if name not in VARIANTS]
+    require(not other, f"--variants {other} are none of {', '.join(VARIANTS)}", UsageError)
+    other = [part for part in options.jobs or () if not any(part in name for name in jobs)]
+    require(not other, f"--jobs {other} are in no name of {', '.join(map(repr, jobs))}", UsageError)
+
+
+def simulate(options: argparse.Namespace) -> None:
+    check(options)
     rows = []
     for group in GROUPS:
         for job in group.jobs:
             if options.jobs and not any(part in job.name for part in options.jobs):
                 continue
-            for variant in options.variants.split(","):
+            for variant in options.variants:
                 found, seconds = run(variant, group, job)
                 rows.append(found)
                 numbers = ", ".join(f"{name} {found[name]}" for name in COUNTED)

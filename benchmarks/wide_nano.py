@@ -25,7 +25,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from quantmla.arguments import run_script
 from quantmla.checkpoint.source import TensorSource, open_source
+from quantmla.errors import UsageError
+from quantmla.workdir import check_makeable
 
 RANK, VALUE = 512, 128
 NORM = 0.5  # constant weight of the latents' norm: sqrt(128 / 512)
@@ -107,10 +110,15 @@ def write_wide_nano(out: Path, seed: int = SEED) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    check_makeable(options.out, options.out)
     try:
-        write_wide_nano(parser.parse_args().out)
+        write_wide_nano(options.out)
     except FileExistsError as error:
-        parser.error(str(error))
+        raise UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

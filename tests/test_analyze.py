@@ -1,11 +1,8 @@
 """`quantmla analyze` on tiny models: the file, resuming, and what is refused."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from held import stopped
 
 from quantmla import analyze as stage
 from quantmla.analysis import LAYER_STUDIES
@@ -151,22 +149,8 @@ def test_r46_a_stopped_process_leaves_no_output_and_resumes(
     out, work = tmp_path / "out", tmp_path / "out.work"
     argv = ["analyze", str(tiny_model("deepseek_v3")), "-o", str(out), "--preset", "quick"]
     argv += ["--text", str(short_text), "--device", "cpu", "--studies", "matched_error,gain"]
-    package = str(Path(stage.__file__).parents[1])
-    running = subprocess.Popen(
-        [sys.executable, "-m", "quantmla", *argv],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": package},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # a shell may have started us with interrupts ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    until = time.monotonic() + 60
-    while not list(work.glob("layer_*.json")) and time.monotonic() < until:
-        time.sleep(0.005)
-    running.send_signal(stop)
-    _, said = running.communicate()
-    assert running.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    code, _, said = stopped(("quantmla.analyze", "_layer"), argv, work, stop)
+    assert code == (130 if stop == signal.SIGINT else -signal.SIGKILL)
     assert not out.exists()
     if stop == signal.SIGINT:
         assert said.splitlines()[-1].endswith("go on with --resume")

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from quantmla.arguments import Parser, count, names, new_or_old_file, positive, seconds
+from quantmla.arguments import Parser, amount, count, names, new_or_old_file, positive, seconds
 from quantmla.errors import UsageError
 
 
@@ -21,9 +21,11 @@ def test_what_is_no_whole_number(text: str):
 
 @pytest.mark.parametrize("text", ["nan", "-1", "0", "inf", "x", ""])
 def test_what_is_no_time(text: str):
-    assert seconds("1.5") == 1.5
+    assert seconds("1.5") == amount("1.5") == 1.5
     with pytest.raises(argparse.ArgumentTypeError, match="is not a number of seconds above 0"):
         seconds(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number above 0"):
+        amount(text)
 
 
 def test_a_file_is_in_a_folder_that_exists(tmp_path):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import types
 
 import pytest
@@ -87,7 +86,7 @@ def test_the_flags_are_these_and_no_others():
     assert found == FLAGS
 
 
-def test_help_answers_at_once_and_imports_no_torch():
+def test_help_imports_nothing_heavy():
     code = """
 import sys
 from quantmla.cli import main
@@ -98,11 +97,9 @@ except SystemExit:
 heavy = {"torch", "transformers", "pydantic", "rich"} & set(sys.modules)
 assert not heavy, heavy
 """
-    began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "quantize" in done.stdout
-    assert time.perf_counter() - began < 1
 
 
 @pytest.mark.parametrize("module", [["-m", "quantmla"]])

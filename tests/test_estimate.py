@@ -1,5 +1,7 @@
 """Sizes from configs alone, against figures worked out by hand and published ones."""
 
+import json
+
 import pytest
 from configs import DEEPSEEK_R1, DEEPSEEK_V2_LITE, KIMI_LINEAR, LONGCAT_FLASH
 from hypothesis import given
@@ -14,6 +16,7 @@ from quantmla.estimate import (
     parse_size,
     request_bytes,
 )
+from quantmla.inspection import inspect_model
 from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.mixed import MixedFormat
 
@@ -63,6 +66,40 @@ def test_budget_and_concurrency():
     assert found.bf16_tokens_in_budget == 100 * 2**30 // 70_272
     assert found.concurrency == 100 * 2**30 // found.request_bytes == 41
     assert found.bf16_concurrency == 11
+
+
+@pytest.mark.parametrize(
+    ("changes", "fmt", "words"),
+    [
+        ({"model_type": "minicpm3"}, C4R4, "the model is a minicpm3, and the plugin serves deep"),
+        ({"tie_word_embeddings": True}, C4R4, "the model ties its head to its embeddings"),
+        ({}, parse_format("c8r8"), "in c8r8, and the GPU kernels read c4r4 and c2r4"),
+        ({}, parse_format("c4r4", num_sink_tokens=17), "17 sink tokens do not fit"),
+        ({}, MixedFormat(default=C4R4, layers={0: parse_format("c2r4")}), "formats of their own"),
+    ],
+    ids=["family", "tied", "format", "sinks", "mixed"],
+)
+def test_of_a_model_that_serve_refuses_vllm_has_the_reason_alone(changes, fmt, words):
+    found = estimate(DEEPSEEK_R1 | changes, fmt, Workload(budget=2**35))
+    assert list(found.to_json()["vllm"]) == ["not_served"]
+    assert words in found.vllm["not_served"]
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "words"),
+    [
+        *(("kv_lora_rank", n, "is not a multiple of group_size 64") for n in (32, 96, 100, 104)),
+        *(("qk_rope_head_dim", n, "is not a multiple of 8") for n in (2, 12)),
+    ],
+)
+def test_sizes_that_no_cache_holds_are_refused_as_inspect_does(key, size, words, tmp_path):
+    config = DEEPSEEK_R1 | {key: size}
+    with pytest.raises(UnsupportedModel, match=f"{key} {size} {words}"):
+        estimate(config, C4R4, Workload())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = inspect_model(str(tmp_path / "config.json"))
+    assert (found.supported, found.reason) == (False, f"{key} {size} {words}")
+    assert found.attention[key] == size
 
 
 def test_without_a_budget_nothing_is_said_about_one():

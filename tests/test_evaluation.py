@@ -11,7 +11,7 @@ import pytest
 
 from quantmla import evaluation, pipeline
 from quantmla.cli import main
-from quantmla.errors import QuantMLAError, UsageError
+from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.evaluation import Needles, evaluate, published
 from quantmla.method import paper, smoothquant
 from quantmla.quant.format import parse_format
@@ -263,7 +263,8 @@ def test_what_cannot_be_evaluated_is_refused_before_a_fit(
         given = given | {"text": str(tmp_path / f"{given['text']}.txt")}
     model = tiny_model(given.get("model", "deepseek_v3"))
     rest = {key: value for key, value in given.items() if key != "model"}
-    with pytest.raises(UsageError, match=words):
+    fault = UnsupportedModel if "model" in given else UsageError
+    with pytest.raises(fault, match=words):
         run(model, methods=("rtn",), **rest)
 
 

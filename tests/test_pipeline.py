@@ -1,12 +1,8 @@
 """`quantize` and `verify` on tiny checkpoints, as a user runs them."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from held import stopped
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import add_tokenizer, build, logits, random_tokens, rewrite_tensors
@@ -344,45 +341,22 @@ def test_a_failed_write_keeps_the_layers_and_nothing_of_the_output(
 def test_r46_a_stopped_run_leaves_no_output_and_resumes_to_the_same_bytes(
     stop: signal.Signals, recipe, tiny_model: Tiny, tmp_path: Path
 ):
-    slow_enough = {"method": "paper", "options": {"steps": 40, "batch_size": 2}}
     model, out, work = tiny_model("deepseek_v3"), tmp_path / "out", tmp_path / "out.work"
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(pipeline.__file__).parents[1]),
-    }
-
-    def start(argv: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "quantmla", *argv],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # a shell may have started us with interrupts ignored
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-
-    argv = recipe(model, out, slow_enough)
-    process = start(argv)
-    deadline = time.monotonic() + 120
-    while not list(work.glob("layer_*.json")) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.send_signal(stop)
-    shown, errors = process.communicate(timeout=60)
+    argv = recipe(model, out, PAPER)
+    code, shown, errors = stopped(("quantmla.learn", "_fit_site"), argv, work, stop)
     assert shown == ""
     assert list(tmp_path.glob("out*/config.json")) == []
     assert len(list(work.glob("layer_*.json"))) == 1
     if stop == signal.SIGINT:
-        assert process.returncode == 130
+        assert code == 130
         assert errors.startswith("quantmla: error: interrupted; finished layers are in")
         assert errors.count("\n") == 1
         assert "go on with --resume" in errors
     else:
-        assert process.returncode == -stop
+        assert code == -stop
 
     assert main([*argv, "--resume"]) == 0
-    assert main(recipe(model, tmp_path / "whole", slow_enough)) == 0
+    assert main(recipe(model, tmp_path / "whole", PAPER)) == 0
     assert_same_result(out, tmp_path / "whole")
     assert not work.exists()
 

@@ -2,10 +2,11 @@
 
 import argparse
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from quantmla.errors import UsageError
+from quantmla.errors import QuantMLAError, UsageError
 
 MODEL_HELP = "a checkpoint folder, a hub id, or 'nano', the packaged model"
 DEVICE_HELP = "cpu, cuda, cuda:1, ... (default: a GPU where there is one)"
@@ -16,6 +17,26 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Knows every argument: a subcommand says itself what it does not take."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+
+def run_script(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], object]
+) -> None:
+    """Parses and runs; a user's fault is one sentence and exit code 2, as a wrong flag is."""
+    options = parser.parse_args()
+    try:
+        run(options)
+    except QuantMLAError as error:
+        parser.error(str(error))
 
 
 def _whole(text: str, least: int) -> int:
@@ -43,15 +64,20 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def seconds(text: str) -> float:
-    """A time above 0 that ends."""
+def amount(text: str, what: str = "a number") -> float:
+    """A finite number above 0."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what} above 0")
     return value
+
+
+def seconds(text: str) -> float:
+    """A time above 0 that ends."""
+    return amount(text, "a number of seconds")
 
 
 def new_or_old_file(text: str) -> Path:

@@ -16,6 +16,7 @@ from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.layout import bf16_row_bytes, layout_for
 from quantmla.quant.mixed import ModelFormat, format_from_json, require_layers, uniform_format
 from quantmla.serve.capacity import Capacity, capacity
+from quantmla.serve.settings import why_not_served
 from quantmla.serve.vllm.pool import pool_layout
 
 UNITS = {"": 1}
@@ -60,7 +61,8 @@ class Estimate:
     bf16_tokens_in_budget: int | None = None
     concurrency: int | None = None  # requests of `context` tokens
     bf16_concurrency: int | None = None
-    vllm: Capacity | None = None  # as vLLM counts, its blocks and its windows included
+    # as vLLM counts, its blocks and its windows included; {"not_served": reason} where it cannot
+    vllm: Capacity | dict[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -165,15 +167,17 @@ def estimate(config: Mapping[str, Any], fmt: ModelFormat, load: Workload) -> Est
 
 def _in_vllm(
     config: Mapping[str, Any], model_format: ModelFormat, context: int, budget: int
-) -> Capacity | None:
-    """None for a format that vLLM's plugin does not serve."""
-    g, fmt = adapter_for(config).geometry(config), uniform_format(model_format)
-    if fmt is None:
-        return None
+) -> Capacity | dict[str, str]:
+    """What fits; where `quantmla serve` or its plugin would refuse the model, the reason."""
+    adapter, fmt = adapter_for(config), uniform_format(model_format)
+    g, reason = adapter.geometry(config), why_not_served(config, adapter.model_type, model_format)
+    if reason is not None:
+        return {"not_served": f"the model {reason}"}
+    assert fmt is not None
     try:
         layout = pool_layout(fmt, g.kv_lora_rank, g.qk_rope_head_dim)
-    except UsageError:
-        return None
+    except UsageError as error:
+        return {"not_served": str(error)}
     return capacity(
         layout,
         layers=len(cached_layers(config)),

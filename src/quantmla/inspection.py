@@ -10,8 +10,9 @@ from quantmla.arch import adapter_for
 from quantmla.checkpoint.locate import PACKAGED, read_config
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import UnsupportedModel
-from quantmla.estimate import cached_layers, recorded_format
-from quantmla.quant.mixed import describe
+from quantmla.estimate import cached_layers, chosen_format, recorded_format
+from quantmla.quant.layout import layout_for
+from quantmla.quant.mixed import describe, distinct_formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ def inspect_model(model: str) -> Inspection:
     reason = None
     try:
         facts = _attention(config)
+        for fmt in distinct_formats(chosen_format(config, model, None)):
+            layout_for(adapter_for(config).geometry(config), fmt)  # as estimate and quantize do
     except UnsupportedModel as error:
         reason = str(error)
     recorded = recorded_format(config, model)

@@ -1,6 +1,7 @@
 """Engines side by side: what each leaves, and what is said of one that fails."""
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -78,7 +79,7 @@ def test_engines_that_fail_or_answer_wrongly_are_named(script, tmp_path, capsys)
 
 def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
     path = tmp_path / "script.py"
-    path.write_text("import time; time.sleep(60)")
+    path.write_text("import time; time.sleep(600)")
     monkeypatch.setattr(answers_engines, "SCRIPT", path)
     monkeypatch.setattr(answers_engines, "SECONDS", 0.5)
     assert run_engine(tmp_path / "one", ENGINES["c4r4-v1"]) is None
@@ -88,10 +89,13 @@ def test_an_engine_that_hangs_is_ended(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("cpus", "most"), [(1, 1), (3, 1), (4, 2), (64, 3)])
 def test_no_more_engines_at_once_than_cpus_can_start(cpus, most, tmp_path, monkeypatch):
     running, seen = threading.Semaphore(0), []
+    first, together = itertools.count(), threading.Barrier(most)
 
     def run(folder, engine):
         running.release()
-        time.sleep(0.05)
+        if next(first) < most:
+            together.wait(60)
+        time.sleep(0.05)  # in which one too many would begin
         seen.append(running._value)
         running.acquire()
         return []

@@ -263,23 +263,31 @@ def test_an_engine_s_process_is_heard(tmp_path, monkeypatch, capfd):
     worker = serve_lanes.Worker(engine, [], os.environ)
     rows = []
     tasks = [Task(engine, DECODE[0], repeat) for repeat in (0, 1, 2, 0)]
-    run_lane({engine: worker}, tasks, time.time() + 60, lambda: [], rows.append)
+    run_lane({engine: worker}, tasks, time.time() + 600, lambda: [], rows.append)
     assert rows == [{"job": DECODE[0].name, "wall": 1.0}]
     printed = capfd.readouterr().out
     for part in ("decode bf16] a log line", "ready after", "failed: why", "exit code 3"):
         assert part in printed
 
 
+LATE = """
+import pathlib, sys, time
+others_end = pathlib.Path(__file__).with_name("end")
+while sys.argv[2] == "bf16" and not others_end.exists():
+    time.sleep(0.05)
+"""
+
+
 def test_an_engine_that_starts_late_joins_the_others(tmp_path, monkeypatch):
     script = tmp_path / "worker.py"
-    script.write_text("import time, sys\nif sys.argv[2] == 'bf16': time.sleep(3)\n" + WORKER)
+    script.write_text(LATE + WORKER + f"    if name == {DECODE[1].name!r}: others_end.touch()\n")
     monkeypatch.setattr(serve_lanes, "WORKER", script)
     monkeypatch.setattr(serve_lanes, "START_SECONDS", 1)
     engines = [Engine(GROUPS[0], variant) for variant in ("bf16", "c4r4")]
     workers = {engine: serve_lanes.Worker(engine, [], os.environ) for engine in engines}
     tasks = [Task(engine, job, 0) for job in DECODE[:2] for engine in engines]
     rows = []
-    run_lane(workers, tasks, time.time() + 60, lambda: [], rows.append)
+    run_lane(workers, tasks, time.time() + 600, lambda: [], rows.append)
     assert [row["job"] for row in rows] == [DECODE[0].name, DECODE[1].name] * 2
 
 
@@ -290,8 +298,8 @@ def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
     engine = Engine(GROUPS[0], "bf16")
     worker = serve_lanes.Worker(engine, [], os.environ)
     began = time.time()
-    run_lane({engine: worker}, [Task(engine, DECODE[0], 0)], began + 60, lambda: [], print)
-    assert time.time() - began < 30
+    run_lane({engine: worker}, [Task(engine, DECODE[0], 0)], began + 600, lambda: [], print)
+    assert time.time() - began < 300
 
 
 @pytest.mark.parametrize(

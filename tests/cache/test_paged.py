@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from quantmla.cache.paged import PagedCache
-from quantmla.errors import UsageError
+from quantmla.errors import UnsupportedModel, UsageError
 from quantmla.quant.format import CacheFormat, paper_format, parse_format
 from quantmla.quant.layout import bf16_row_bytes, page_layout
 from quantmla.quant.page import unpack_pages
@@ -149,7 +149,7 @@ def test_r09_other_dtypes_are_refused():
 def test_formats_without_bytes_and_sizes_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="no byte layout"):
         PagedCache(paper_format("c4r4"), R, E, batch=1)
-    with pytest.raises(UsageError, match="group_size"):
+    with pytest.raises(UnsupportedModel, match="group_size"):
         PagedCache(parse_format("c4r4"), 96, E, batch=1)
     with pytest.raises(UsageError, match="batch of 2"):
         PagedCache(parse_format("c4r4"), R, E, batch=1).append(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_layer import GEOMETRY
 
-from quantmla.errors import UsageError
+from quantmla.errors import UnsupportedModel, UsageError
 from quantmla.quant.format import BITS, CacheFormat, parse_format
 from quantmla.quant.layout import ALIGNMENT, bf16_row_bytes, layout_for, page_layout
 
@@ -55,8 +55,12 @@ def test_a_row_in_bf16():
 
 
 def test_sizes_that_do_not_divide_are_refused():
-    with pytest.raises(UsageError, match="kv_lora_rank 520 is not a multiple of group_size 64"):
+    with pytest.raises(UnsupportedModel, match="kv_lora_rank 520 is not a multiple of group_size"):
         page_layout(520, 64, CacheFormat())
+    with pytest.raises(UsageError, match="kv_lora_rank 512 is not a multiple of group_size 48"):
+        page_layout(512, 64, CacheFormat(group_size=48))
+    with pytest.raises(UnsupportedModel, match="kv_lora_rank 100 is not a multiple of 8"):
+        page_layout(100, 64, parse_format("c16r4"))
     with pytest.raises(UsageError, match="qk_rope_head_dim 64 cannot be split into 5 bands"):
         page_layout(512, 64, CacheFormat(rope_bands=5))
 

@@ -97,7 +97,13 @@ def test_a_damaged_file_is_named(tmp_path):
     data = evaluated()
     del data["rows"][1]["perplexity"]
     folder = write_run(tmp_path / "a", {"eval.json": data})
-    with pytest.raises(QuantMLAError, match=r"eval\.json is damaged.*'Quality'.*perplexity"):
+    with pytest.raises(QuantMLAError, match=r": eval\.json is damaged.*'Quality'.*'perplexity' is"):
+        built(folder)
+    data = evaluated()
+    data["rows"][1]["perplexity"] = "<b>"
+    folder = write_run(tmp_path / "b", {"a.json": data, "b.json": data})
+    said = r"one of a\.json, b\.json is damaged.* made: an entry has a value of the wrong kind$"
+    with pytest.raises(QuantMLAError, match=said):
         built(folder)
 
 

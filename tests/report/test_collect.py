@@ -65,10 +65,21 @@ def test_tasks_without_a_result(tmp_path):
         collect(str(tmp_path))
 
 
-def test_broken_json(tmp_path):
-    (tmp_path / "eval.json").write_text('{"header": ')
-    with pytest.raises(QuantMLAError, match=r"eval\.json is not JSON: Expecting value"):
+@pytest.mark.parametrize("name", ["eval.json", "quantmla_log.json"])
+def test_our_own_broken_json(tmp_path, name):
+    (tmp_path / name).write_text('{"header": {"versions": {"quantmla": "0"')
+    with pytest.raises(QuantMLAError, match=rf"{name} is damaged: it is not JSON"):
         collect(str(tmp_path))
+
+
+def test_broken_json_of_others_is_left_out_and_named(tmp_path, capsys):
+    write_run(tmp_path, {"eval.json": evaluated(), "other.json": {"rows": [1], "header": "x"}})
+    (tmp_path / "notes.json").write_text("{'a': ")
+    assert [r.name for r in collect(str(tmp_path)).records] == ["eval.json"]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is left out: it ")[0] for line in said] == [
+        str(tmp_path / name) for name in ("notes.json", "other.json")
+    ]
 
 
 @pytest.mark.parametrize(("name", "data"), [("analysis", analysis()), ("tasks", tasks())])

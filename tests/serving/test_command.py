@@ -12,7 +12,7 @@ from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.quant.format import parse_format
 from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
 from quantmla.serving import command as serving
-from quantmla.serving.command import check_machine, serve_command
+from quantmla.serving.command import FUSED_PASS, check_machine, serve_command
 
 MANIFEST = {
     "version": 1,
@@ -51,6 +51,8 @@ def test_the_backend_is_not_named_twice(folder):
     out = folder()
     given = ["--attention_backend", "CUSTOM"]
     assert serve_command(out, given) == ["vllm", "serve", out, *given]
+    given = ["--attention-config.backend", "CUSTOM"]  # vLLM takes one of the two alone
+    assert serve_command(out, given) == ["vllm", "serve", out, *given]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,15 @@ def test_the_backend_is_not_named_twice(folder):
         ("--speculative-config.method eagle3", "'eagle3'"),
         ('-sc {"model":"x/y"}', "None"),
         ("--speculative-config nonsense", "'nonsense' is not a JSON object"),
+        ("--block-s 16", "--block-s may be --block-size: write the flag out"),
+        ("--block-size", "--block-size needs a value: .* must be 64"),
+        ("--kv-cache-dtype= --port 1", "--kv-cache-dtype needs a value: .* auto or bfloat16"),
+        ("--speculative-config --port 1", "--speculative-config needs a value"),
+        ("--attention-config.backend FLASHMLA", "backend FLASHMLA: .* must be CUSTOM"),
+        ('-ac={"backend":"TRITON_MLA"}', "--attention-config has backend TRITON_MLA"),
+        ('-ac {"backend_per_kind":{"mla_attention":"FLASHMLA"}}', "backend FLASHMLA"),
+        (f'--compilation_config {{"pass_config":{{"{FUSED_PASS}":true}}}}', f"{FUSED_PASS} True"),
+        (f"-cc.pass_config.{FUSED_PASS}=1", f"pass_config.{FUSED_PASS} 1: it would write"),
         (
             '--speculative-config {"method":"ngram","num_speculative_tokens":16}',
             "num_speculative_tokens 16: it must be 1 to 15",
@@ -96,6 +107,7 @@ def test_r40_what_cannot_hold_is_refused_by_the_name_of_its_flag(folder, argumen
         ["--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"],
         ["--tensor-parallel-size", "2", "--dtype", "bfloat16", "-dcp", "1"],
         ["--no-enable-prefix-caching", "--max-num-batched-tokens", "2048"],
+        ["--attention-config.backend", "auto", f"-cc.pass_config.{FUSED_PASS}=false", "-cc", "{}"],
     ],
 )
 def test_what_can_hold_is_passed_on(folder, arguments):
@@ -219,6 +231,18 @@ def test_print_alone_needs_no_gpu(folder, monkeypatch, capsys, place):
     assert main(["serve", *argv]) == 0
     shown = capsys.readouterr().out
     assert shown == (f"vllm serve {out} --attention-backend CUSTOM --hf-overrides '{{\"a\": 1}}'\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--print"], "the following arguments are required: OUT (see quantmla serve --help)"),
+        (["--bad", "out"], "unrecognized arguments: --bad (see quantmla serve --help)"),
+    ],
+)
+def test_what_lacks_or_is_not_known_points_to_the_help_of_serve(argv, words, capsys):
+    assert main(["serve", *argv]) == 2
+    assert capsys.readouterr().err == f"quantmla: error: {words}\n"
 
 
 def test_a_refusal_is_one_line_and_exit_code_2(folder, capsys):

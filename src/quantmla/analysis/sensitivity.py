@@ -35,6 +35,7 @@ from quantmla.evaluate.variant import Variant
 from quantmla.learn import LearnSettings, learn_checkpoint
 from quantmla.manifest import CONFIG_KEY
 from quantmla.method.quantmla import Options
+from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat, parse_format
 from quantmla.quant.layout import bf16_row_bytes
 from quantmla.quant.mixed import ModelFormat, each_layer, model_format
@@ -63,15 +64,19 @@ def check(run: AnalysisRun) -> None:
             f"{run.request.model} is already fused by quantmla: plan with the original checkpoint",
             UsageError,
         )
-        geometry = run.adapter.geometry(run.source.config)
-        free: dict[tuple[str, int], float] = {(p, bits): 0.0 for p in PATHS for bits in WIDTHS}
-        plan_bits({0: layer_choices(free, geometry)}, budget)
-        whole = bf16_row_bytes(geometry.kv_lora_rank, geometry.qk_rope_head_dim)
-        require(
-            budget < whole,
-            f"budget {budget:g} bytes per token leaves nothing to plan: bf16 takes {whole}",
-            UsageError,
-        )
+        check_budget(run.adapter.geometry(run.source.config), budget)
+
+
+def check_budget(geometry: MlaGeometry, budget: float) -> None:
+    """UsageError for bytes per token and layer that no format keeps, or that bf16 does."""
+    free: dict[tuple[str, int], float] = {(p, bits): 0.0 for p in PATHS for bits in WIDTHS}
+    plan_bits({0: layer_choices(free, geometry)}, budget)
+    whole = bf16_row_bytes(geometry.kv_lora_rank, geometry.qk_rope_head_dim)
+    require(
+        budget < whole,
+        f"budget {budget:g} bytes per token leaves nothing to plan: bf16 takes {whole}",
+        UsageError,
+    )
 
 
 def measure(model: ModelSubject, protocol: Protocol) -> dict[str, Any]:

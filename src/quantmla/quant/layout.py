@@ -8,13 +8,14 @@ does the next page. A path of 16 bits is stored as bf16 rows and has no scales.
 
 from typing import NamedTuple
 
-from quantmla.errors import UsageError, require
+from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.packing import row_bytes
 
 ALIGNMENT = 128
 BF16_BYTES = 2
+USUAL_GROUP = CacheFormat().group_size
 
 
 class PageLayout(NamedTuple):
@@ -33,10 +34,11 @@ class PageLayout(NamedTuple):
 
 
 def content_groups(fmt: CacheFormat, kv_lora_rank: int) -> int:
+    """UnsupportedModel for the usual group size, UsageError for one that a recipe chose."""
     require(
         kv_lora_rank % fmt.group_size == 0,
         f"kv_lora_rank {kv_lora_rank} is not a multiple of group_size {fmt.group_size}",
-        UsageError,
+        UnsupportedModel if fmt.group_size == USUAL_GROUP else UsageError,
     )
     return kv_lora_rank // fmt.group_size
 
@@ -52,11 +54,14 @@ def rope_groups(fmt: CacheFormat, qk_rope_head_dim: int) -> int:
 
 
 def page_layout(kv_lora_rank: int, qk_rope_head_dim: int, fmt: CacheFormat) -> PageLayout:
-    """Offsets for one layer with these sizes in this format."""
+    """Offsets for one layer with these sizes in this format; UnsupportedModel where they cannot."""
     size = fmt.page_size
+    groups_c = content_groups(fmt, kv_lora_rank) if fmt.content_bits < 16 else 0
+    for key, channels in (("kv_lora_rank", kv_lora_rank), ("qk_rope_head_dim", qk_rope_head_dim)):
+        whole = channels % 8 == 0
+        require(whole, f"{key} {channels} is not a multiple of 8", UnsupportedModel)
     content_row = row_bytes(kv_lora_rank, fmt.content_bits)
     rope_row = row_bytes(qk_rope_head_dim, fmt.rope_bits) if qk_rope_head_dim else 0
-    groups_c = content_groups(fmt, kv_lora_rank) if fmt.content_bits < 16 else 0
     groups_r = rope_groups(fmt, qk_rope_head_dim) if fmt.rope_bits < 16 and qk_rope_head_dim else 0
     groups = groups_c + groups_r
     centred = fmt.rope_centring == "page" and groups_r > 0

@@ -68,10 +68,17 @@ def _gather(run: RunFiles, key: str) -> Report | None:
         return data
     except DAMAGE as error:
         files = [record.name for kind in part.READS for record in run.of(kind)]
+        which = ", ".join(files) if len(files) == 1 else f"one of {', '.join(files)}"
         raise QuantMLAError(
-            f"run {run.name}: one of {', '.join(files)} is damaged, as the section "
-            f"{part.TITLE!r} cannot be made from them: {type(error).__name__} {error}"
+            f"run {run.name}: {which} is damaged, so that the section {part.TITLE!r} cannot be "
+            f"made: {_words(error)}"
         ) from error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args:
+        return f"an entry {error.args[0]!r} is missing"
+    return "an entry has a value of the wrong kind"
 
 
 def _file(record: Any, used: bool) -> Report:

@@ -1,7 +1,8 @@
 """What a run folder holds: result files of quantize, verify, eval, analyze and bench, by kind.
 
 A run is a folder; its JSON files and those of its immediate subfolders are looked at, and known by
-their content, so that files may have any name. Files that are none of ours are left alone.
+their content, so that files may have any name. Files that are none of ours are left alone; what
+cannot be read and does not bear our name is named on stderr.
 """
 
 import json
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import UsageError, require
 from quantmla.manifest import CONFIG_KEY, read_manifest
+from quantmla.progress import say
 
 SCHEMA = "quantmla-report"
+OURS = "quantmla"  # in the names or headers of our files, whatever happened to them
 NOT_RESULTS = {  # of a checkpoint; may be large
     "tokenizer.json",
     "tokenizer_config.json",
@@ -112,10 +115,18 @@ def _records(folder: Path) -> Iterator[Record]:
     for path in sorted({*folder.glob("*.json"), *folder.glob("*/*.json")}):
         if path.name in NOT_RESULTS or path.name.endswith(".index.json") or not path.is_file():
             continue
-        data = _read(path)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            require(not _is_ours(path), f"{path} is damaged: it is not JSON, or cannot be read")
+            say(f"{path} is left out: it is not JSON, or cannot be read", True)
+            continue
         kind = next((kind for kind, fits in KINDS.items() if fits(data)), None)
         if kind is None and not (isinstance(data, Mapping) and isinstance(data.get("rows"), list)):
             continue  # a config of a plain checkpoint, an earlier report, another program's file
+        if kind is None and not _has_header(data):
+            say(f"{path} is left out: it has rows, but no header of ours", True)
+            continue
         _check(path, kind, data)
         yield Record(str(path.relative_to(folder)), kind or "unknown", data)
 
@@ -132,11 +143,12 @@ def _has_header(data: Mapping[str, Any]) -> bool:
     return True
 
 
-def _read(path: Path) -> Any:
+def _is_ours(path: Path) -> bool:
+    """By what is left of a file that is not whole."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise QuantMLAError(f"{path} is not JSON: {error}") from None
+        return OURS in path.name or OURS.encode() in path.read_bytes()
+    except OSError:
+        return False
 
 
 def _check(path: Path, kind: str | None, data: Any) -> None:

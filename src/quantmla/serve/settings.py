@@ -1,16 +1,17 @@
-"""What a fused checkpoint's config.json says to the engines that serve it."""
+"""What a fused checkpoint's config.json says to the engines that serve it, and what vLLM serves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quantmla.errors import UsageError, require
-from quantmla.quant.mixed import ModelFormat, format_from_json
+from quantmla.quant.mixed import ModelFormat, format_from_json, uniform_format
 
 CONFIG_KEY = "quantmla_config"
 CONFIG_VERSION = 1
 # model types of vLLM's latent attentions that the plugin was written for
 SERVED_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "longcat_flash")
+SERVED_FORMATS = ("c4r4", "c2r4")
 NOT_COMPILED = ("longcat_flash",)  # by vllm 0.26.0, whatever the cache: its zero experts
 
 
@@ -20,6 +21,29 @@ class CacheSettings:
 
     fmt: ModelFormat
     ignored_layers: tuple[int, ...]  # indices of the caches that stay in bf16
+
+
+def why_not_served(config: Mapping[str, Any], family: str, fmt: ModelFormat) -> str | None:
+    """Why vLLM does not serve a model of this config.json with a cache in `fmt`, or None.
+
+    The rest of a sentence that begins with the model's name.
+    """
+    one, ignored = uniform_format(fmt), (config.get(CONFIG_KEY) or {}).get("ignored_layers")
+    if family not in SERVED_FAMILIES:
+        return f"is a {family}, and the plugin serves {', '.join(SERVED_FAMILIES)}"
+    if ignored:
+        return f"keeps layers {ignored} in bf16, which the plugin does not handle"
+    if one is None:
+        return "gives layers formats of their own, which vLLM's one pool of pages cannot hold"
+    if one.name not in SERVED_FORMATS:
+        kernels = " and ".join(SERVED_FORMATS)
+        return f"has a cache in {one.name}, and the GPU kernels read {kernels}"
+    if config.get("tie_word_embeddings") is True:
+        return (
+            "ties its head to its embeddings, and vLLM's classes of these models do not load "
+            "that, with or without quantmla"
+        )
+    return None
 
 
 def cache_settings(config: Any) -> CacheSettings:

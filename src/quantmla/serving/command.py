@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -14,13 +15,12 @@ from quantmla.checkpoint.locate import read_config
 from quantmla.doctor import gpus, versions
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.manifest import read_manifest
-from quantmla.quant.mixed import format_from_json, uniform_format
-from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
+from quantmla.quant.mixed import format_from_json
+from quantmla.serve.settings import NOT_COMPILED, why_not_served
 
 VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
 MOST_DRAFT_TOKENS = 15
-SERVED_FORMATS = ("c4r4", "c2r4")
 
 # A flag and what it may be. Values are compared in lower case.
 ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
@@ -44,6 +44,15 @@ REFUSED: dict[str, str] = {
     "--ubatch-size": "micro-batches that overlap are not handled",
     "--enable-sleep-mode": "what steps read beside the pages would be lost",
 }
+# Flags that hold settings, as JSON or under dotted names, by vLLM's short spelling.
+CONFIGS = {
+    "-sc": "--speculative-config",
+    "-ac": "--attention-config",
+    "-cc": "--compilation-config",
+}
+FUSED_PASS = "fuse_rope_kvcache_cat_mla"
+LOOKED_AT = (*ALLOWED_VALUES, *REFUSED, *CONFIGS.values(), "--scheduling-policy")
+UNSET = ("none", "false", "0", "no", "off", "n", "f")  # of a switch, as vLLM reads them
 DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
 
@@ -55,36 +64,8 @@ def check_checkpoint(model: str) -> str:
     config = read_config(model)
     manifest = read_manifest(config, model)
     family = adapter_for(config).model_type
-    require(
-        family in SERVED_FAMILIES,
-        f"{model} is a {family}, and the plugin serves {', '.join(SERVED_FAMILIES)}",
-        UnsupportedModel,
-    )
-    require(
-        not manifest.get("ignored_layers"),
-        f"{model} keeps layers {manifest.get('ignored_layers')} in bf16, which the plugin does not "
-        "handle",
-        UnsupportedModel,
-    )
-    fmt = uniform_format(format_from_json(manifest["format"]))
-    require(
-        fmt is not None,
-        f"{model} gives layers formats of their own, which vLLM's one pool of pages cannot hold",
-        UnsupportedModel,
-    )
-    assert fmt is not None
-    require(
-        fmt.name in SERVED_FORMATS,
-        f"{model} is for a cache in {fmt.name}, and the GPU kernels read "
-        f"{' and '.join(SERVED_FORMATS)}",
-        UnsupportedModel,
-    )
-    require(
-        config.get("tie_word_embeddings") is not True,
-        f"{model} ties its head to its embeddings, and vLLM's classes of these models do not load "
-        "that, with or without quantmla",
-        UnsupportedModel,
-    )
+    reason = why_not_served(config, family, format_from_json(manifest["format"]))
+    require(reason is None, f"{model} {reason}", UnsupportedModel)
     return family
 
 
@@ -96,13 +77,13 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
     family = check_checkpoint(model)
     _check(arguments)
     given = {name for name, _ in _flags(arguments)}
+    named = BACKEND[0] in given or _is_ours(_configs(arguments)["-ac"].get("backend"))
     require(
         family not in NOT_COMPILED or "--enforce-eager" in given,
         f"vllm {VLLM_RELEASE} cannot compile a {family}, whatever its cache: add --enforce-eager",
         UsageError,
     )
-    backend = [] if BACKEND[0] in given else BACKEND
-    return ["vllm", "serve", model, *backend, *arguments]
+    return ["vllm", "serve", model, *(() if named else BACKEND), *arguments]
 
 
 def check_machine() -> None:
@@ -159,22 +140,23 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _check(arguments: Sequence[str]) -> None:
-    draft: dict[str, Any] = {}
     for name, value in _flags(arguments):
-        reason = REFUSED.get(name.split(".")[0])
+        flag = name.split(".")[0]
+        reason = REFUSED.get(flag)
+        if flag not in LOOKED_AT and re.match("--.", flag):  # vLLM takes beginnings for the whole
+            meant = next((whole for whole in LOOKED_AT if whole.startswith(flag)), None)
+            require(meant is None, f"{flag} may be {meant}: write the flag out", UsageError)
         require(reason is None, f"{name} cannot be used with a packed cache: {reason}", UsageError)
         allowed = ALLOWED_VALUES.get(name)
-        require(
-            allowed is None or (value or "").lower() in allowed,
-            f"{name} {value}: with a packed cache it must be {' or '.join(allowed or ())}",
-            UsageError,
-        )
-        if name in ("--speculative-config", "-sc"):
-            draft |= _json(name, value)
-        elif name.startswith("--speculative-config."):
-            draft[name.partition(".")[2].replace("-", "_")] = value
-    if draft:
-        _check_draft(draft)
+        if allowed is not None:
+            choice = f"with a packed cache it must be {' or '.join(allowed)}"
+            require(bool(value), f"{name} needs a value: {choice}", UsageError)
+            require(str(value).lower() in allowed, f"{name} {value}: {choice}", UsageError)
+    configs = _configs(arguments)
+    if configs["-sc"]:
+        _check_draft(configs["-sc"])
+    _check_attention(configs["-ac"])
+    _check_compilation(configs["-cc"])
     given = dict(_flags(arguments))
     require(
         given.get("--scheduling-policy") != "priority" or "--no-enable-prefix-caching" in given,
@@ -184,14 +166,62 @@ def _check(arguments: Sequence[str]) -> None:
     )
 
 
-def _json(name: str, value: str | None) -> Mapping[str, Any]:
-    try:
-        found = json.loads(value or "")
-    except ValueError:
-        found = None
-    require(isinstance(found, dict), f"{name} {value!r} is not a JSON object", UsageError)
-    assert isinstance(found, dict)
+def _configs(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each of CONFIGS is given in all its flags together, by its short spelling."""
+    found: dict[str, dict[str, Any]] = {short: {} for short in CONFIGS}
+    shorts = {name: short for short, long in CONFIGS.items() for name in (short, long)}
+    for name, value in _flags(arguments):
+        flag, _, path = name.partition(".")
+        if flag not in shorts:
+            continue
+        require(bool(value), f"{name} needs a value", UsageError)
+        given = _json(value)
+        for key in reversed(path.replace("-", "_").split(".") if path else ()):
+            given = {key: given}
+        require(isinstance(given, dict), f"{name} {value!r} is not a JSON object", UsageError)
+        found[shorts[flag]] = _merged(found[shorts[flag]], given)
     return found
+
+
+def _json(value: str | None) -> Any:
+    """A value as vLLM reads it: JSON, or else the text itself."""
+    try:
+        return json.loads(value or "")
+    except ValueError:
+        return value
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in new if isinstance(old.get(key), dict) and isinstance(new[key], dict)}
+    return {**old, **new, **{key: _merged(old[key], new[key]) for key in both}}
+
+
+def _is_ours(backend: Any) -> bool:
+    return str(backend).lower() in ALLOWED_VALUES[BACKEND[0]]
+
+
+def _check_attention(attention: Mapping[str, Any]) -> None:
+    """The backend has two flags in vLLM, and one more for each kind of cache."""
+    kinds = attention.get("backend_per_kind")
+    of_kinds = list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
+    chosen = [b for b in (attention.get("backend"), *of_kinds) if str(b) not in ("None", "auto")]
+    other = next((backend for backend in chosen if not _is_ours(backend)), None)
+    require(
+        other is None,
+        f"--attention-config has backend {other}: with a packed cache it must be {BACKEND[1]}",
+        UsageError,
+    )
+
+
+def _check_compilation(compilation: Mapping[str, Any]) -> None:
+    passes = compilation.get("pass_config")
+    fused = passes.get(FUSED_PASS) if isinstance(passes, dict) else None
+    require(
+        str(fused).lower() in UNSET,
+        f"--compilation-config has pass_config.{FUSED_PASS} {fused}: it would write bf16 rows into "
+        "packed pages",
+        UsageError,
+    )
 
 
 def _check_draft(draft: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--print", action="store_true", help="print the vllm command and stop")
     add("output", metavar="OUT", help="what quantize wrote: a folder or a hub id")
     rest = "arguments of `vllm serve`, as they are"
-    add("vllm_args", metavar="VLLM_ARG", nargs=argparse.REMAINDER, help=rest)
+    action = add("vllm_args", metavar="VLLM_ARG", nargs=argparse.REMAINDER, help=rest)
+    action.required = False  # argparse would name it among what is missing
 
 
 def run(args: argparse.Namespace) -> int:
