@@ -22,6 +22,8 @@ class Reader(HTMLParser):
         self.open, self.ids, self.attributes, self.data, self.cells = [], [], [], [], []
 
     def handle_starttag(self, tag, attrs):
+        if tag == "td" and self.open[-1] == "td":
+            self.open.pop()
         found = dict(attrs)
         self.attributes += [(tag, *pair) for pair in attrs]
         self.ids += [found["id"]] if "id" in found else []
@@ -36,6 +38,8 @@ class Reader(HTMLParser):
         self.attributes += [(tag, *pair) for pair in attrs]
 
     def handle_endtag(self, tag):
+        if tag == "tr" and self.open[-1] == "td":
+            self.open.pop()
         assert self.open.pop() == tag
 
     def handle_data(self, data):

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 
 NONE = "–"
 VOID = {"meta", "line", "rect", "circle", "path", "polyline", "polygon", "col"}
+ENDED_BY_THE_NEXT = {"td"}  # HTML needs no end tag there, and a page has thousands
 
 
 class Markup(str):
@@ -35,7 +36,8 @@ def el(tag: str, *children: object, **attributes: object) -> Markup:
             words.append(f'{name.rstrip("_").replace("_", "-")}="{escape(short(value))}"')
     if tag in VOID and not children:
         return Markup(f"<{' '.join(words)}/>")
-    return Markup(f"<{' '.join(words)}>{join(children)}</{tag}>")
+    end = "" if tag in ENDED_BY_THE_NEXT else f"</{tag}>"
+    return Markup(f"<{' '.join(words)}>{join(children)}{end}")
 
 
 def short(value: object) -> object:
