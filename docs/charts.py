@@ -159,9 +159,11 @@ def heat_map(title: str, rows: Sequence[Sequence[float]], labels: tuple[str, str
         y = TOP + 20 * r
         parts.append(_text(LEFT - 6, y + 14, str(r), 'text-anchor="end"'))
         shape = f"h{wide:.1f}v19h-{wide:.1f}z"
+        places: dict[str, list[str]] = {}  # of squares of one strength, which are one path
+        for c, value in enumerate(row):
+            places.setdefault(f"{value:.2f}", []).append(f"M{LEFT + wide * c:.1f} {y}{shape}")
         squares = "".join(
-            f'<path d="M{LEFT + wide * c:.1f} {y}{shape}" opacity="{value:.2f}"/>'
-            for c, value in enumerate(row)
+            f'<path d="{"".join(path)}" opacity="{strength}"/>' for strength, path in places.items()
         )
         parts.append(f'<g class="heat">{squares}</g>')
     for c in range(0, len(rows[0]), 4):
