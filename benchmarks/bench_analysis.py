@@ -24,6 +24,7 @@ from bench_calibration import SHAPES, make_layer
 from quantmla.analysis import LAYER_STUDIES
 from quantmla.analysis.protocol import PRESETS, Protocol
 from quantmla.analysis.subject import StudyLayer
+from quantmla.arguments import new_or_old_file
 from quantmla.doctor import gpus, versions
 from quantmla.method.layer import Sample
 
@@ -69,7 +70,7 @@ def study_layer(shape: str, protocol: Protocol, device: str) -> StudyLayer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--preset", default="paper", choices=list(PRESETS))
     parser.add_argument("--shape", default="DeepSeek-V2-Lite", choices=list(ALL_SHAPES))

@@ -19,6 +19,7 @@ import torch
 from bench_bit_plan import few_steps, nano
 
 from quantmla.analysis.sensitivity import WIDTHS, variant
+from quantmla.arguments import new_or_old_file
 from quantmla.capture.tokens import load_tokenizer
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -34,7 +35,7 @@ NOTE = "Transforms learned with few steps for each width of each path."
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--context", type=int, default=1024)

@@ -38,6 +38,7 @@ from quantmla.analysis.sensitivity import (
 )
 from quantmla.analysis.subject import ModelSubject
 from quantmla.arch import adapter_for
+from quantmla.arguments import new_or_old_file
 from quantmla.capture.tokens import load_tokenizer, packaged_texts
 from quantmla.checkpoint.source import open_source
 from quantmla.device import resolve_device
@@ -156,7 +157,7 @@ def evaluate(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", type=float, default=94.0, help="bytes per token; 94 is c3r4's")
     parser.add_argument("--learning", choices=("few", "full"), default="full")

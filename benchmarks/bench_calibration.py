@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from quantmla.arguments import new_or_old_file
 from quantmla.doctor import gpus, versions
 from quantmla.learn import resident
 from quantmla.method import load_method
@@ -88,7 +89,7 @@ def time_fit(layer: Layer, name: str, changes: dict[str, int]) -> tuple[float, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--sequences", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))

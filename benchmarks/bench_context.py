@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from quantmla.arguments import new_or_old_file
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.evaluation import Needles, evaluate
@@ -34,7 +35,7 @@ def as_text(document: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--windows", type=int, default=4)
     args = parser.parse_args()

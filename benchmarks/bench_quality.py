@@ -20,6 +20,7 @@ import torch
 
 from quantmla import pipeline
 from quantmla.arch import adapter_for
+from quantmla.arguments import new_or_old_file
 from quantmla.checkpoint.source import open_source
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
@@ -73,7 +74,7 @@ def measure(job: tuple[EvaluationRequest, Needles]) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--fits", type=Path, default=FITS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--windows", type=int, default=24)

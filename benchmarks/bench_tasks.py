@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 
 from quantmla import pipeline
+from quantmla.arguments import new_or_old_file
 from quantmla.device import resolve_device
 from quantmla.errors import UsageError
 from quantmla.recipe import EvaluationRequest, TaskRequest, recipe_from
@@ -40,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=new_or_old_file)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--scored", type=int, default=64, help="items of a task that is scored")
     parser.add_argument("--written", type=int, default=4, help="items of a task that is written")

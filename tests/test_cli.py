@@ -375,6 +375,107 @@ def test_a_terminal_without_the_letters_of_a_path(tmp_path):
     assert b"m\\xfc.json" in done.stdout
 
 
+ROWS = [{"method": "rtn", "format": "c4r4", "kl_mean": 0.25}]
+
+
+def test_eval_replaces_its_own_earlier_rows_and_no_other_file(calls, tmp_path, capsys):
+    calls.result = ROWS
+    path = tmp_path / "rows.json"
+    argv = ["eval", "nano", "--json", str(path)]
+    path.touch()  # as mktemp leaves it
+    assert main(argv) == main(argv) == 0
+    mine = json.loads(path.read_text())
+    bench = {"header": mine["header"] | {"model": "nano"}, "rows": ROWS}
+    others = [
+        {"architectures": ["A"]},
+        {"rows": ROWS},
+        bench,
+        mine | {"rows": []},
+        [],
+        mine["rows"],
+    ]
+    for text in (*map(json.dumps, others), "model: nano", "\udc80"):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        before, calls.made[:] = path.read_bytes(), []
+        assert main(argv) == 2
+        assert f"{path} exists and holds no rows of an earlier eval" in capsys.readouterr().err
+        assert (path.read_bytes(), calls.made) == (before, [])
+    assert main(["eval", "nano", "--json", "/dev/null"]) == 2
+
+
+@pytest.mark.parametrize("file_too", [True, False])
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), SystemExit(1)])
+def test_rows_are_written_whatever_becomes_of_stdout(
+    calls, tmp_path, monkeypatch, capsys, fault, file_too
+):
+    """rich ends a process whose reader left (SystemExit)."""
+
+    def fails(*args):
+        raise fault
+
+    def full(*args):
+        raise OSError(errno.EIO, "input/output error", "rows.json")
+
+    calls.result, path = ROWS, tmp_path / "rows.json"
+    argv = ["eval", "nano", "--json", str(path)]
+    monkeypatch.setattr("quantmla.present.show_rows", fails)
+    if file_too:
+        monkeypatch.setattr("quantmla.present.write_rows", full)
+        assert main(argv) == 1
+        assert capsys.readouterr().err == "quantmla: error: input/output error: rows.json\n"
+        return
+    if isinstance(fault, SystemExit):
+        with pytest.raises(SystemExit):
+            main(argv)
+    else:
+        assert main(argv) == 1
+    assert json.loads(path.read_text())["rows"] == ROWS
+
+
+class Interrupting:
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [ModuleNotFoundError, QuantMLAError])
+def test_an_interrupt_that_a_library_makes_an_error_of_is_one(calls, capsys, kind):
+    """As transformers' lazy imports do: Python 3.11 makes a RuntimeError of the first."""
+    try:
+        try:
+            type("Model", (), {"config": Interrupting()})
+        except (RuntimeError, KeyboardInterrupt) as error:
+            raise kind("Could not import module 'DeepseekV3Model'") from error
+    except Exception as error:
+        calls.result = error
+    assert main(["verify", "out"]) == 130
+    assert capsys.readouterr().err == "quantmla: error: interrupted\n"
+
+
+DELETED = """
+import signal, sys, time
+from quantmla import cli
+
+class Group:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def slow(args):
+    Group()
+    time.sleep(60)
+
+cli._doctor = slow
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(cli.main(["doctor"]))
+"""
+
+
+def test_an_interrupt_while_an_object_is_deleted_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", DELETED], capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (130, "quantmla: error: interrupted\n")
+
+
 def test_rows_that_cannot_be_written_are_still_shown(calls, tmp_path, monkeypatch, capsys):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device", "rows.json")

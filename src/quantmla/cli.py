@@ -9,8 +9,11 @@ import argparse
 import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, path, positive
@@ -213,18 +216,44 @@ def _disk_is_full(error: Exception) -> bool:
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
+def _was_interrupted(error: BaseException | None) -> bool:
+    """A library that is being imported may turn Ctrl-C into an error of its own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Python drops what is raised while an object is deleted, Ctrl-C too: it is then sent again."""
+    shown = sys.unraisablehook
+
+    def hook(dropped: "sys.UnraisableHookArgs") -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            main_thread = threading.main_thread().ident
+            again = threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT))
+            again.start()  # not at once: it would be dropped here, too
+        else:
+            shown(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = shown
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        args = build_parser().parse_args(argv)
-        code: int = args.run(args)
+        with _interrupts_kept():
+            args = build_parser().parse_args(argv)
+            code: int = args.run(args)
         if sys.stdout is not None:  # None: closed by the caller
             sys.stdout.flush()  # here, where an error still has its sentence
         return code
-    except QuantMLAError as error:
-        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as stop:
         return _fail(str(stop) or "interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -232,6 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if _was_interrupted(error):
+            return _fail("interrupted", INTERRUPTED)
+        if isinstance(error, QuantMLAError):
+            return _fail(str(error), error.exit_code)
         if not isinstance(error, OSError) and not _disk_is_full(error):
             raise
         return _fail(_system_fault(error), 1)
