@@ -1,9 +1,11 @@
 """The command line: which flags there are, what they pass on, and how it ends."""
 
 import argparse
+import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -432,22 +434,24 @@ def test_rows_are_written_whatever_becomes_of_stdout(
     assert json.loads(path.read_text())["rows"] == ROWS
 
 
-class Interrupting:
-    def __set_name__(self, owner, name):
-        raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("kind", [ModuleNotFoundError, QuantMLAError])
-def test_an_interrupt_that_a_library_makes_an_error_of_is_one(calls, capsys, kind):
-    """As transformers' lazy imports do: Python 3.11 makes a RuntimeError of the first."""
+def test_an_error_that_a_swallowed_interrupt_leads_to_is_an_interrupt(
+    calls, monkeypatch, capsys, kind
+):
+    """As in imports: torch goes on without numpy, whose half then fails transformers'."""
+
+    def swallowed(*args, **kwargs):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise kind("Could not import module 'DeepseekV3Model'")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(quantmla.pipeline, "verify", swallowed)
     try:
-        try:
-            type("Model", (), {"config": Interrupting()})
-        except (RuntimeError, KeyboardInterrupt) as error:
-            raise kind("Could not import module 'DeepseekV3Model'") from error
-    except Exception as error:
-        calls.result = error
-    assert main(["verify", "out"]) == 130
+        assert main(["verify", "out"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "quantmla: error: interrupted\n"
 
 

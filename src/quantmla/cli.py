@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, path, positive
@@ -216,41 +217,50 @@ def _disk_is_full(error: Exception) -> bool:
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
-    """A library that is being imported may turn Ctrl-C into an error of its own."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 @contextmanager
-def _interrupts_kept() -> Iterator[None]:
-    """Python drops what is raised while an object is deleted, Ctrl-C too: it is then sent again."""
-    shown = sys.unraisablehook
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Signals of Ctrl-C so far, as a library may swallow one and fail later of what it left half
+    imported; one that Python drops, as it came while an object was deleted, is sent again."""
+    noted: list[int] = []
+    before, shown = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    main_thread = threading.main_thread()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
 
     def hook(dropped: "sys.UnraisableHookArgs") -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
-            main_thread = threading.main_thread().ident
-            again = threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT))
-            again.start()  # not at once: it would be dropped here, too
+            again = (main_thread.ident, signal.SIGINT)
+            threading.Timer(0.01, signal.pthread_kill, again).start()  # at once it is dropped, too
         else:
             shown(dropped)
 
+    ours = before is signal.default_int_handler and threading.current_thread() is main_thread
+    if ours:  # else interrupts are ignored, or the caller's affair
+        signal.signal(signal.SIGINT, note)
     sys.unraisablehook = hook
     try:
-        yield
+        yield noted
     finally:
         sys.unraisablehook = shown
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
+    with _interrupts_noted() as noted:
+        return _ended(argv, noted)
+
+
+def _ended(argv: Sequence[str] | None, noted: Sequence[int]) -> int:
+    """The exit code, after the one line of what went wrong; `noted` is not empty after Ctrl-C."""
     try:
-        with _interrupts_kept():
-            args = build_parser().parse_args(argv)
-            code: int = args.run(args)
+        args = build_parser().parse_args(argv)
+        code: int = args.run(args)
         if sys.stdout is not None:  # None: closed by the caller
             sys.stdout.flush()  # here, where an error still has its sentence
         return code
@@ -261,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if _was_interrupted(error):
+        if noted:
             return _fail("interrupted", INTERRUPTED)
         if isinstance(error, QuantMLAError):
             return _fail(str(error), error.exit_code)
