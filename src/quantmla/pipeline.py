@@ -59,12 +59,7 @@ def quantize(
     source, adapter = _original(recipe, fmt)
     out = _output(recipe)
     folder = out.with_name(out.name + ".work")
-    written = (
-        resume
-        and not overwrite
-        and out.exists()
-        and is_output_of(source, adapter, recipe, kept_transforms(folder))
-    )
+    written = resume and not overwrite and _is_written(source, adapter, recipe, folder)
     work = _Work(folder, resume, overwrite, written, progress)
     check_output(source.path, out, overwrite=overwrite or written, marks=(CONFIG_KEY,))
     check_makeable(work.folder, out)
@@ -176,10 +171,16 @@ def _run(
     except KeyboardInterrupt as stop:
         said = f"{str(stop) or 'interrupted'}; finished layers are in {work.folder}"
         how = "go on with --resume"
-        if is_output_of(source, adapter, recipe, kept_transforms(work.folder)):
+        if _is_written(source, adapter, recipe, work.folder):
             said = f"interrupted; {out} is written but not checked"
             how += f", or check it with `quantmla verify {out}`"
         raise KeyboardInterrupt(f"{said}: {how}") from None
+
+
+def _is_written(source: TensorSource, adapter: Adapter, recipe: Recipe, work: Path) -> bool:
+    """Whether the output is there, made of the layers in `work`."""
+    there = _output(recipe).exists()
+    return there and is_output_of(source, adapter, recipe, kept_transforms(work))
 
 
 def _learn(
