@@ -143,10 +143,10 @@ def run(options: argparse.Namespace) -> None:
     calls, rows = Calls(versions), []
     for shape in SHAPES:
         rows.append(measure(calls, versions, shape))
-        print(rows[-1], flush=True)
         torch.cuda.empty_cache()
         if options.output is not None:
-            write(options.output, rows)
+            write(options.output, rows)  # first: a reader of stdout may have left
+        print(rows[-1], flush=True)
 
 
 if __name__ == "__main__":

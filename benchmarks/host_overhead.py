@@ -188,10 +188,10 @@ def run(args: argparse.Namespace) -> None:
     )
     torch.set_num_threads(1)
     rows = measure(args.layers, args.steps)
+    if args.output is not None:
+        write(args.output, rows)  # first: a reader of stdout may have left
     for row in rows:
         print(row)
-    if args.output is not None:
-        write(args.output, rows)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from answers_engines import ENGINES, chosen, run_engines
 from answers_reference import compare
 from bench_serve import require_gpus
 
-from quantmla.arguments import count, new_or_old_file, positive
+from quantmla.arguments import count, new_or_old_file, path, positive
 from quantmla.capture.tokens import load_tokenizer, read_text
 from quantmla.checkpoint.locate import locate
 from quantmla.errors import QuantMLAError, UsageError, require
@@ -127,7 +127,7 @@ def main() -> None:
     for name in ("collect", "compare"):
         sub = commands.add_parser(name)
         sub.add_argument("checkpoint")
-        sub.add_argument("file", type=new_or_old_file)
+        sub.add_argument("file", type=new_or_old_file if name == "collect" else path)
         if name == "collect":
             sub.add_argument("--drafts", type=count, default=0, help="n-gram drafts of a step")
             sub.add_argument("--tensor-parallel", type=positive, default=1)

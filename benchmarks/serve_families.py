@@ -240,9 +240,9 @@ def all_at_once(options: argparse.Namespace) -> int:
             output, _ = process.communicate()
         results = [line for line in output.splitlines() if line.startswith("RESULT ")]
         found += [json.loads(line.removeprefix("RESULT ")) for line in results]
-        print(json.dumps(found[-1]) if results else f"{family}:\n{output[-3000:]}", flush=True)
         if options.output is not None:
-            write(options.output, found)
+            write(options.output, found)  # first: a reader of stdout may have left
+        print(json.dumps(found[-1]) if results else f"{family}:\n{output[-3000:]}", flush=True)
     return int(len(found) < len(processes))
 
 

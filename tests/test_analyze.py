@@ -170,6 +170,27 @@ def test_results_are_replaced_only_when_asked(tiny_model: Tiny, short_text: Path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["analysis.json", "mine.txt"]
 
 
+def test_a_bit_plan_is_replaced_only_when_asked(tiny_model: Tiny, short_text: Path, tmp_path: Path):
+    (tmp_path / "bit_plan.yaml").write_text("mine")
+    with pytest.raises(UsageError, match=r"bit_plan\.yaml exists: choose another folder"):
+        analyze(
+            request(tiny_model("deepseek_v3"), tmp_path, short_text, budget=64.0), progress=False
+        )
+    assert [p.name for p in tmp_path.iterdir()] == ["bit_plan.yaml"]
+
+
+def test_an_interrupt_at_the_very_end_says_that_all_is_done(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stopped(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",))
+    monkeypatch.setattr(stage, "empty_workdir", stopped)
+    with pytest.raises(KeyboardInterrupt, match=r"analysis\.json is written; .* can be removed"):
+        analyze(asked, progress=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

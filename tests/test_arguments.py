@@ -37,6 +37,21 @@ def test_a_file_is_in_a_folder_that_exists(tmp_path):
             new_or_old_file(str(path))
 
 
+def test_only_an_earlier_result_is_replaced(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    for text in ('{"environment": {}, "rows": []}', '{"results": [1]}', '{"requests": []}'):
+        file.write_text(text)
+        assert new_or_old_file(str(file)) == file
+    monkeypatch.setattr("quantmla.arguments.LARGEST_RESULT", 100)
+    large = '{"rows": [' + "0, " * 100 + "0]}"
+    for text in ('{"rows": 1}', "[]", "{", "\0\1", "[" * 90, large):
+        file.write_text(text)
+        with pytest.raises(argparse.ArgumentTypeError, match="is no earlier result"):
+            new_or_old_file(str(file))
+    with pytest.raises(argparse.ArgumentTypeError, match="is no earlier result"):
+        new_or_old_file("/dev/null")
+
+
 def test_names_are_split_stripped_and_said_once():
     assert names(" a,b ,,a") == ("a", "b")
     with pytest.raises(argparse.ArgumentTypeError, match="names none"):

@@ -1,9 +1,11 @@
 """The command line: which flags there are, what they pass on, and how it ends."""
 
 import argparse
+import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -370,6 +372,109 @@ def test_a_terminal_without_the_letters_of_a_path(tmp_path):
     )
     assert (done.returncode, done.stderr) == (3, b"")
     assert b"m\\xfc.json" in done.stdout
+
+
+ROWS = [{"method": "rtn", "format": "c4r4", "kl_mean": 0.25}]
+
+
+def test_eval_replaces_its_own_earlier_rows_and_no_other_file(calls, tmp_path, capsys):
+    calls.result = ROWS
+    path = tmp_path / "rows.json"
+    argv = ["eval", "nano", "--json", str(path)]
+    path.touch()  # as mktemp leaves it
+    assert main(argv) == main(argv) == 0
+    mine = json.loads(path.read_text())
+    bench = {"header": mine["header"] | {"model": "nano"}, "rows": ROWS}
+    others = [
+        {"architectures": ["A"]},
+        {"rows": ROWS},
+        bench,
+        mine | {"rows": []},
+        [],
+        mine["rows"],
+    ]
+    for text in (*map(json.dumps, others), "model: nano", "\udc80"):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        before, calls.made[:] = path.read_bytes(), []
+        assert main(argv) == 2
+        assert f"{path} exists and holds no rows of an earlier eval" in capsys.readouterr().err
+        assert (path.read_bytes(), calls.made) == (before, [])
+    assert main(["eval", "nano", "--json", "/dev/null"]) == 2
+
+
+@pytest.mark.parametrize("file_too", [True, False])
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), SystemExit(1)])
+def test_rows_are_written_whatever_becomes_of_stdout(
+    calls, tmp_path, monkeypatch, capsys, fault, file_too
+):
+    """rich ends a process whose reader left (SystemExit)."""
+
+    def fails(*args):
+        raise fault
+
+    def full(*args):
+        raise OSError(errno.EIO, "input/output error", "rows.json")
+
+    calls.result, path = ROWS, tmp_path / "rows.json"
+    argv = ["eval", "nano", "--json", str(path)]
+    monkeypatch.setattr("quantmla.present.show_rows", fails)
+    if file_too:
+        monkeypatch.setattr("quantmla.present.write_rows", full)
+        assert main(argv) == 1
+        assert capsys.readouterr().err == "quantmla: error: input/output error: rows.json\n"
+        return
+    if isinstance(fault, SystemExit):
+        with pytest.raises(SystemExit):
+            main(argv)
+    else:
+        assert main(argv) == 1
+    assert json.loads(path.read_text())["rows"] == ROWS
+
+
+@pytest.mark.parametrize("kind", [ModuleNotFoundError, QuantMLAError])
+def test_an_error_that_a_swallowed_interrupt_leads_to_is_an_interrupt(
+    calls, monkeypatch, capsys, kind
+):
+    """As in imports: torch goes on without numpy, whose half then fails transformers'."""
+
+    def swallowed(*args, **kwargs):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise kind("Could not import module 'DeepseekV3Model'")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(quantmla.pipeline, "verify", swallowed)
+    try:
+        assert main(["verify", "out"]) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "quantmla: error: interrupted\n"
+
+
+DELETED = """
+import signal, sys, time
+from quantmla import cli
+
+class Group:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def slow(args):
+    Group()
+    time.sleep(60)
+
+cli._doctor = slow
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(cli.main(["doctor"]))
+"""
+
+
+def test_an_interrupt_while_an_object_is_deleted_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", DELETED], capture_output=True, text=True, timeout=50
+    )
+    assert (done.returncode, done.stderr) == (130, "quantmla: error: interrupted\n")
 
 
 def test_rows_that_cannot_be_written_are_still_shown(calls, tmp_path, monkeypatch, capsys):

@@ -98,6 +98,25 @@ def test_r46_a_killed_run_goes_on_to_the_same_bytes(
         assert type(a.before) is type(b.before)
 
 
+def test_other_threads_are_told_and_not_refused(tiny_checkpoint: Tiny, tmp_path: Path, capsys):
+    folder, work = tiny_checkpoint("deepseek_v3"), tmp_path / "work"
+    capsys.readouterr()
+    with pytest.raises(Kill):
+        learn(folder, work, PLAIN, on_layer=kill_after(1))
+    with pytest.raises(Kill):
+        learn(folder, work, PLAIN, resume=True, on_layer=kill_after(1))
+    assert capsys.readouterr().err == ""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        learn(folder, work, PLAIN, resume=True)
+    finally:
+        torch.set_num_threads(threads)
+    said = capsys.readouterr().err
+    assert f"with {threads} CPU threads and goes on with {threads + 1}: layers may differ" in said
+    assert said.count("\n") == 1
+
+
 def test_a_run_killed_after_its_last_layer_learns_nothing_again(
     tiny_checkpoint: Tiny, tmp_path: Path
 ):

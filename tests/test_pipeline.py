@@ -327,13 +327,68 @@ def test_a_failed_write_keeps_the_layers_and_nothing_of_the_output(
     with monkeypatch.context() as patched:
         patched.setattr("quantmla.checkpoint.rewrite._put_in_place", interrupted)
         said = refused(capsys, 130, argv)
-    assert "interrupted while writing" in said
+    assert (
+        f"interrupted while writing {out}; nothing of it was kept; finished layers are in" in said
+    )
     assert not out.exists()
     assert not list(tmp_path.glob("out.part*"))
     with monkeypatch.context() as patched:  # nothing is learned again
         patched.setattr("quantmla.learn._fit_site", interrupted)
         assert main([*argv, "--resume"]) == 0
     assert_same_result(out, tmp_path / "whole")
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Killed])
+def test_a_run_that_was_stopped_in_its_check_goes_on_there(
+    stop: type[BaseException], recipe, tiny_model: Tiny, tmp_path: Path, monkeypatch, capsys
+):
+    model, out = tiny_model("deepseek_v3"), tmp_path / "out"
+
+    def stopped(*args: Any, **kwargs: Any) -> None:
+        raise stop
+
+    argv = recipe(model, out)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "verify_layers", stopped)
+        if stop is KeyboardInterrupt:
+            said = refused(capsys, 130, argv)
+            assert f"{out} is written but not checked: go on with --resume, or check it" in said
+        else:
+            with pytest.raises(Killed):
+                main(argv)
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert main(["verify", str(out)]) == 0
+    assert "exists: choose another output folder" in refused(capsys, 2, argv)
+    # the transforms of rtn are all alike: the format tells that OUT is of another run
+    other = recipe(model, out, name="c2r4")
+    assert "exists: choose another output folder" in refused(capsys, 2, [*other, "--resume"])
+    argv = recipe(model, out)
+    for flags in (("--resume", "--dry-run"), ("--resume",)):
+        with monkeypatch.context() as patched:  # it is neither learned nor written again
+            patched.setattr("quantmla.learn._fit_site", stopped)
+            patched.setattr(pipeline, "_write", stopped)
+            capsys.readouterr()
+            assert main([*argv, *flags]) == 0
+    assert read(capsys)["layers_fused"] == 2
+    assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert not (tmp_path / "out.work").exists()
+    assert "exists: choose another output folder" in refused(capsys, 2, [*argv, "--resume"])
+
+
+def test_an_interrupt_at_the_very_end_says_that_all_is_done(
+    recipe, tiny_model: Tiny, tmp_path: Path, monkeypatch, capsys
+):
+    def stopped(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(pipeline, "empty_workdir", stopped)
+    said = refused(capsys, 130, recipe(tiny_model("deepseek_v3"), out))
+    assert f"{out} is written and checked; {out}.work can be removed" in said
 
 
 @pytest.mark.slow

@@ -19,21 +19,20 @@ import torch
 
 from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
 from quantmla.analysis.bit_plan import recipe_format
-from quantmla.analysis.inputs import FILE_NAME, AnalysisRun, fingerprint, open_run
+from quantmla.analysis.inputs import FILE_NAME, PLAN_NAME, AnalysisRun, fingerprint, open_run
 from quantmla.analysis.report import as_text
 from quantmla.analysis.subject import ModelSubject, StudyLayer
 from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
 from quantmla.doctor import gpus, versions
 from quantmla.errors import QuantMLAError
-from quantmla.learn import resident
+from quantmla.learn import resident, say_other_threads
 from quantmla.lock import sole_user
 from quantmla.method.layer import Sample
 from quantmla.progress import Report, bars, say
 from quantmla.recipe import AnalysisRequest, Recipe, recipe_from, to_yaml
-from quantmla.workdir import check_workdir, empty_workdir, mark_workdir, write_whole
+from quantmla.workdir import THREADS, check_workdir, empty_workdir, mark_workdir, write_whole
 
 VERSION = 1  # of that file
-PLAN_NAME = "bit_plan.yaml"  # beside it
 HEADLINE = (
     "rope_content_ratio",
     "rope_content_ratio_interval",
@@ -46,7 +45,7 @@ Found = dict[str, Any]
 def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
     """Writes `analysis.json` into the request's output folder; returns its headline figures."""
     run = open_run(request)
-    out = Path(request.output) / FILE_NAME
+    out, text = Path(request.output) / FILE_NAME, b""
     try:
         with sole_user(run.work):
             if request.overwrite and not request.resume:
@@ -54,12 +53,17 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
             layers = _layers(run, progress)
             found = _report(run, layers, _model_studies(run, layers, progress))
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(out, as_text(found).encode())
             plan = found["model_studies"].get("sensitivity", {}).get("plan")
             if plan is not None:
                 write_whole(out.with_name(PLAN_NAME), to_yaml(_plan_recipe(request, plan)).encode())
+            text = as_text(found).encode()
+            write_whole(out, text)  # last: where it is, the run is finished
             empty_workdir(run.work)
     except KeyboardInterrupt:
+        if text and out.is_file() and out.read_bytes() == text:
+            raise KeyboardInterrupt(
+                f"interrupted at its end: {out} is written; {run.work} can be removed"
+            ) from None
         raise KeyboardInterrupt(
             f"interrupted; finished layers are in {run.work}: go on with --resume"
         ) from None
@@ -96,6 +100,7 @@ def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
     """Results of all layers in the model's order; those in the work folder are not made again."""
     mark = fingerprint(run)
     check_workdir(run.work, mark, resume=run.request.resume)
+    say_other_threads(run.work)
     keys = ("prefix", *run.of_layers)
     earlier = [_finished(path, keys) for path in run.work.glob("layer_*.json")]
     done = {found["prefix"]: found for found in earlier}
@@ -103,7 +108,7 @@ def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
     settings = CaptureSettings(
         workdir=run.work, device=run.device, batch_size=run.protocol.batch_size
     )
-    mark_workdir(run.work, mark)
+    mark_workdir(run.work, mark | {THREADS: torch.get_num_threads()})
     if not run.of_layers:
         return []
     with bars(progress) as report:

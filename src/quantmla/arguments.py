@@ -1,6 +1,7 @@
 """What the command line's flags have in common: their types, their words, how they fail."""
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any, NoReturn
 from quantmla.errors import QuantMLAError, UsageError
 
 MODEL_HELP = "a checkpoint folder, a hub id, or 'nano', the packaged model"
+RESULTS = ("rows", "results", "requests")  # a result file has a list under one of these
+LARGEST_RESULT = 2**28  # bytes; what is larger, such as a shard of weights, is not read
 DEVICE_HELP = "cpu, cuda, cuda:1, ... (default: a GPU where there is one)"
 
 
@@ -81,11 +84,30 @@ def seconds(text: str) -> float:
 
 
 def new_or_old_file(text: str) -> Path:
-    """A file that can be written when the work is done."""
+    """A file that can be written when the work is done: a new one, or an earlier result."""
     file = Path(text)
     if file.is_dir() or not file.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a file in a folder that exists")
+    if not is_free(file, lambda data: any(isinstance(data.get(key), list) for key in RESULTS)):
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is no earlier result: name another file")
     return file
+
+
+def is_free(file: Path, ours: Callable[[Any], bool]) -> bool:
+    """Whether a result may go there unasked: it replaces nothing, or JSON that `ours` knows."""
+    if not file.exists():
+        return True
+    return (file.is_file() and file.stat().st_size == 0) or holds(file, ours)
+
+
+def holds(file: Path, ours: Callable[[Any], bool]) -> bool:
+    """Whether a file is JSON that `ours` knows; what fails there is not known."""
+    try:
+        if not file.is_file() or file.stat().st_size > LARGEST_RESULT:
+            return False
+        return bool(ours(json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
 
 
 def names(text: str) -> tuple[str, ...]:

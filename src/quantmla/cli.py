@@ -9,8 +9,12 @@ import argparse
 import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, path, positive
@@ -213,18 +217,53 @@ def _disk_is_full(error: Exception) -> bool:
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
+@contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Signals of Ctrl-C so far, as a library may swallow one and fail later of what it left half
+    imported; one that Python drops, as it came while an object was deleted, is sent again."""
+    noted: list[int] = []
+    before, shown = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    main_thread = threading.main_thread()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    def hook(dropped: "sys.UnraisableHookArgs") -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            again = (main_thread.ident, signal.SIGINT)
+            threading.Timer(0.01, signal.pthread_kill, again).start()  # at once it is dropped, too
+        else:
+            shown(dropped)
+
+    ours = before is signal.default_int_handler and threading.current_thread() is main_thread
+    if ours:  # else interrupts are ignored, or the caller's affair
+        signal.signal(signal.SIGINT, note)
+    sys.unraisablehook = hook
+    try:
+        yield noted
+    finally:
+        sys.unraisablehook = shown
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
+    with _interrupts_noted() as noted:
+        return _ended(argv, noted)
+
+
+def _ended(argv: Sequence[str] | None, noted: Sequence[int]) -> int:
+    """The exit code, after the one line of what went wrong; `noted` is not empty after Ctrl-C."""
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
         if sys.stdout is not None:  # None: closed by the caller
             sys.stdout.flush()  # here, where an error still has its sentence
         return code
-    except QuantMLAError as error:
-        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as stop:
         return _fail(str(stop) or "interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -232,6 +271,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if noted:
+            return _fail("interrupted", INTERRUPTED)
+        if isinstance(error, QuantMLAError):
+            return _fail(str(error), error.exit_code)
         if not isinstance(error, OSError) and not _disk_is_full(error):
             raise
         return _fail(_system_fault(error), 1)

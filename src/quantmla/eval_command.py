@@ -2,9 +2,10 @@
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, names, path, positive
+from quantmla.arguments import DEVICE_HELP, MODEL_HELP, count, is_free, names, path, positive
 from quantmla.errors import UsageError, require
 from quantmla.workdir import check_file
 
@@ -98,14 +99,25 @@ def _check(args: argparse.Namespace) -> None:
         "name the folder to write: -o RUN",
         UsageError,
     )
+    if args.json is not None:
+        _check_rows_file(args.json)
+
+
+def _check_rows_file(file: Path) -> None:
+    """Refuses a place that cannot be written to, or whose file is no earlier one of ours."""
+    from quantmla import present
+
     require(
-        args.json is None
-        or (os.access(args.json.parent, os.W_OK | os.X_OK) and not args.json.is_dir()),
-        f"cannot write rows to {args.json}: it must be a file in a folder that may be written to",
+        os.access(file.parent, os.W_OK | os.X_OK) and not file.is_dir(),
+        f"cannot write rows to {file}: it must be a file in a folder that may be written to",
         UsageError,
     )
-    if args.json is not None:
-        check_file(args.json)
+    check_file(file)
+    require(
+        is_free(file, present.are_rows),
+        f"{file} exists and holds no rows of an earlier eval: name another file",
+        UsageError,
+    )
 
 
 def _text(args: argparse.Namespace, request: "EvaluationRequest") -> int:
@@ -113,9 +125,18 @@ def _text(args: argparse.Namespace, request: "EvaluationRequest") -> int:
     from quantmla.evaluation import evaluate
 
     rows = evaluate(request, progress=True)
-    present.show_rows(rows)  # first: they took long, and the file may fail
-    if args.json is not None:
-        present.write_rows(args.json, rows)
+    fault: BaseException | None = None
+    # they took long: neither a full disk nor a reader that left may cost what the other keeps
+    try:
+        if args.json is not None:
+            present.write_rows(args.json, rows)
+    except BaseException as error:  # told last
+        fault = error
+    try:
+        present.show_rows(rows)
+    finally:
+        if fault is not None:
+            raise fault
     return 0
 
 

@@ -1,8 +1,8 @@
 """Fits every layer of a checkpoint, one after the other; can go on after a kill.
 
 The work folder keeps each finished layer and the hidden states that the next one starts from, so
-a resumed run ends with the transforms that an uninterrupted one would have: every layer's random
-numbers depend only on the seed and the layer.
+a resumed run ends with the transforms that an uninterrupted one with as many threads would have:
+every layer's random numbers depend only on the seed and the layer.
 """
 
 import hashlib
@@ -28,10 +28,18 @@ from quantmla.errors import QuantMLAError
 from quantmla.method import load_method
 from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_errors
 from quantmla.method.spread import Spread, cached_spread
+from quantmla.progress import say
 from quantmla.quant.mixed import ModelFormat
 from quantmla.transform.layer import LayerTransform, identity
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
-from quantmla.workdir import check_workdir, mark_workdir, write_whole
+from quantmla.workdir import (
+    THREADS,
+    begun_with,
+    check_workdir,
+    is_workdir,
+    mark_workdir,
+    write_whole,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,7 @@ def learn_checkpoint(  # noqa: PLR0913
     """
     run = _fingerprint(source, tokens, settings)
     check_workdir(workdir, run, resume=resume)
+    say_other_threads(workdir)
     done = {log.prefix: (t, log) for t, log in _finished(workdir)}
     all_BS = torch.cat((tokens.train_BS, tokens.held_out_BS))
     capture = CaptureSettings(
@@ -92,7 +101,7 @@ def learn_checkpoint(  # noqa: PLR0913
     stream = captured_layers(
         source, adapter, all_BS, capture, skip=tuple(done), **_given(on_progress=on_progress)
     )
-    mark_workdir(workdir, run)
+    mark_workdir(workdir, run | {THREADS: torch.get_num_threads()})
     for site, captured in stream:
         transform, log = _fit_site(
             source, adapter, site, captured, (len(tokens.train_BS), settings)
@@ -217,6 +226,38 @@ def _fingerprint(
         "quantmla": __version__,
         "torch": torch.__version__,
     }
+
+
+def layer_line(log: LayerLog, number: int, total: int) -> str:
+    """What is shown when a layer is finished."""
+
+    def change(before: float, after: float) -> str:
+        share = f" ({after / before - 1:+.0%})" if before > 0 else ""
+        return f"{before:.2e} -> {after:.2e}{share}"
+
+    return (
+        f"layer {number}/{total} {log.prefix}: content output error "
+        f"{change(log.before.content_output, log.after.content_output)}, rope score error "
+        f"{change(log.before.rope_scores, log.after.rope_scores)}, {log.seconds:.1f} s, "
+        f"peak {log.peak_bytes / 2**30:.2f} GiB"
+    )
+
+
+def say_other_threads(workdir: Path) -> None:
+    """Sums over other numbers of threads round otherwise: no reason to refuse, but to be known."""
+    begun, now = begun_with(workdir).get(THREADS), torch.get_num_threads()
+    if begun not in (None, now):
+        say(
+            f"{workdir} was begun with {begun} CPU threads and goes on with {now}: layers may "
+            "differ in their last bits from those of a run that was not stopped",
+            True,
+        )
+
+
+def kept_transforms(workdir: Path) -> dict[str, LayerTransform]:
+    """Those of the finished layers in a work folder, by attention prefix; none where it is none."""
+    found = _finished(workdir) if is_workdir(workdir) else []
+    return {log.prefix: transform for transform, log in found}
 
 
 def _save(workdir: Path, site: AttentionSite, transform: LayerTransform, log: LayerLog) -> None:

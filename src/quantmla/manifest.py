@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from quantmla import __version__
@@ -15,6 +17,8 @@ from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
 from quantmla.quant.mixed import format_from_json, uniform_format
 from quantmla.recipe import Recipe
+from quantmla.transform.layer import LayerTransform
+from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 
 CONFIG_KEY = "quantmla_config"
 VERSION = 1  # of what stands under that key
@@ -80,6 +84,29 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
     except UsageError as error:  # of a flag, but the file is damaged here
         raise QuantMLAError(f"{CONFIG_KEY} in {folder} is damaged: {error}") from None
     return dict(found)
+
+
+def is_output_of(
+    source: TensorSource,
+    adapter: Adapter,
+    recipe: Recipe,
+    transforms: Mapping[str, LayerTransform],
+) -> bool:
+    """Whether the recipe's output folder is what fusing all layers' `transforms` wrote."""
+    sites = adapter.sites(source.config, source.names)
+    if recipe.output.folder is None or set(transforms) != {s.prefix for s in sites if not s.mtp}:
+        return False
+    folder, wanted = Path(recipe.output.folder), manifest(source, adapter, recipe, transforms)
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))[CONFIG_KEY]
+        stored = transforms_from_file(folder / FILE_NAME)
+    except (OSError, ValueError, TypeError, KeyError, QuantMLAError):
+        return False
+    return found == json.loads(json.dumps(wanted)) and _as_bytes(stored) == _as_bytes(transforms)
+
+
+def _as_bytes(transforms: Mapping[str, LayerTransform]) -> dict[str, bytes]:
+    return {prefix: transforms_to_bytes({prefix: t}) for prefix, t in transforms.items()}
 
 
 def log_table(logs: Sequence[LayerLog]) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from quantmla.doctor import gpus, versions
 
+ROW = {"method", "format", "kl_mean"}  # among what `eval` says of a cache
 ANY_WIDTH = 10_000  # a narrow terminal breaks lines, a pipe has no width: neither may cost digits
 Row = Mapping[str, Any]
 
@@ -57,6 +58,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def are_rows(data: Any) -> bool:
+    """Whether this is what `write_rows` wrote for `eval`; its header tells other tables apart."""
+    plain = set(data) == {"header", "rows"} and set(data["header"]) == {"versions", "gpus"}
+    return plain and bool(data["rows"]) and all(set(row) >= ROW for row in data["rows"])
 
 
 def _is_table(value: Any) -> bool:

@@ -3,7 +3,10 @@
 import json
 import platform
 
+import torch
+
 from quantmla.doctor import gpus, versions
+from quantmla.workdir import THREADS
 
 SCHEMA, VERSION = "quantmla-quantize", 1
 
@@ -14,5 +17,6 @@ def run_record() -> str:
         "versions": versions(),
         "gpus": [gpu["name"] for gpu in gpus()],
         "processor": platform.machine(),
+        THREADS: torch.get_num_threads(),
     }
     return json.dumps({"schema": SCHEMA, "version": VERSION, "header": header}, indent=1) + "\n"

@@ -15,7 +15,7 @@ from torch import Tensor
 from quantmla.arch.adapter import Adapter
 from quantmla.checkpoint.overlay import overlay
 from quantmla.checkpoint.source import TensorSource, require_finite
-from quantmla.errors import QuantMLAError, one_line, require
+from quantmla.errors import QualityGateFailed, QuantMLAError, one_line, require
 from quantmla.fuse.layer import fuse_layer
 from quantmla.mla.attention import Inputs, attention_absorbed, causal_mask
 from quantmla.mla.geometry import MlaGeometry
@@ -25,6 +25,8 @@ from quantmla.transform.layer import LayerTransform
 
 ROPE_BASE = 10_000.0
 LATEST_POSITION = 4096
+MAX_FOLD_ERROR = 1e-9  # relative, float64: a fold that is not exact is a bug or a broken checkpoint
+STORED_FACTOR = 2  # of the rounding floor; on another machine single weights may round differently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,23 @@ def verify_layers(
     return tuple(checks)
 
 
+def require_exact(checks: tuple[LayerCheck, ...]) -> None:
+    """Gates both errors of every layer: the fold's own, and that of the weights on disk."""
+    for check in checks:
+        require(
+            check.fold_error <= MAX_FOLD_ERROR,
+            f"fusing changed {check.prefix} by {check.fold_error:.1e} in float64, more than "
+            f"{MAX_FOLD_ERROR:.0e}",
+            QualityGateFailed,
+        )
+        require(
+            check.stored_error <= STORED_FACTOR * check.rounding_error + MAX_FOLD_ERROR,
+            f"the stored weights of {check.prefix} change its output by {check.stored_error:.1e}, "
+            f"but rounding to their dtype explains {check.rounding_error:.1e}",
+            QualityGateFailed,
+        )
+
+
 def changed_tensors(
     source: TensorSource, other: TensorSource, allowed: Container[str]
 ) -> tuple[str, ...]:
@@ -167,6 +186,25 @@ def changed_tensors(
         if not _same(source, other, name, bytes_too=name not in allowed):
             differ.add(name)
     return tuple(sorted(differ))
+
+
+def require_copied(
+    source: TensorSource, fused: TensorSource, adapter: Adapter, transforms: Container[str]
+) -> None:
+    """Every tensor that no transform touches is the original, byte for byte."""
+    folded = {
+        name
+        for site in adapter.sites(source.config, source.names)
+        if site.prefix in transforms
+        for name in adapter.fused_names(source, site)
+    }
+    differ = changed_tensors(source, fused, folded)
+    require(
+        not differ,
+        f"{len(differ)} tensors that fusing leaves alone are not the original's: "
+        f"{', '.join(differ[:3])}",
+        QualityGateFailed,
+    )
 
 
 def _same(source: TensorSource, other: TensorSource, name: str, *, bytes_too: bool) -> bool:

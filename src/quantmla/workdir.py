@@ -13,6 +13,7 @@ from typing import Any
 from quantmla.errors import QuantMLAError, UsageError, require
 
 STATE = "state.json"  # what the folder's run is
+THREADS = "cpu_threads"  # stands there too; a run may go on with others
 UNFINISHED = ".partial"
 
 
@@ -84,6 +85,11 @@ def _read_state(workdir: Path) -> dict[str, Any]:
         raise QuantMLAError(
             f"{workdir / STATE} is damaged ({error}): remove {workdir} to begin anew"
         ) from error
+
+
+def begun_with(workdir: Path) -> dict[str, Any]:
+    """What the work folder's run was begun with; nothing where none was."""
+    return _read_state(workdir) if is_workdir(workdir) else {}
 
 
 def is_workdir(folder: Path) -> bool:

@@ -95,6 +95,19 @@ def test_rows_are_printed_and_stored_as_they_come(gpu, tmp_path, monkeypatch, ca
     assert list(tmp_path.iterdir()) == [path]  # no draft is left
 
 
+def test_rows_that_cannot_be_stored_are_printed(gpu, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "_cases", lambda _: [("x", lambda: timed(CASES["musts"][0], 1.5))])
+    monkeypatch.setattr(command, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        bench_and_store(request(tmp_path))
+    shown = capsys.readouterr()
+    assert "1.5" in shown.out
+    assert shown.err == ""  # no row is said to be in the file
+
+
 def test_a_later_run_replaces_its_own_rows_alone(gpu, tmp_path, monkeypatch, capsys):
     first, second = CASES["musts"][:2]
     monkeypatch.setattr(

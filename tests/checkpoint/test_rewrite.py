@@ -190,6 +190,39 @@ def test_ctrl_c_leaves_nothing(source: TensorSource, tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("kind", [".part-", ".old-"])
+def test_ctrl_c_around_the_last_renames_is_told_as_it_is(
+    source: TensorSource, tmp_path: Path, monkeypatch, earlier: bool, kind: str
+):
+    """As a signal comes: just after the system renamed, before Python goes on."""
+    out = tmp_path / "out"
+    if earlier:
+        write(source, out)
+        (out / "old").touch()
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        rename(self, target)
+        if kind in self.name or kind in Path(target).name:
+            monkeypatch.setattr(Path, "rename", rename)
+            raise KeyboardInterrupt
+        return target
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    if kind == ".old-" and not earlier:
+        write(source, out)
+        return
+    said = "it is whole" if kind == ".part-" else "nothing of it was kept"
+    with pytest.raises(KeyboardInterrupt, match=f"interrupted while writing .*; {said}"):
+        write(source, out, overwrite=earlier)
+    assert (out / "old").exists() == (kind == ".old-")
+    assert (out / "config.json").is_file()
+    assert not list(tmp_path.glob("out.part-*"))
+    write(source, out, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "out"]
+
+
 def test_space_is_checked_before_work(source: TensorSource, tmp_path: Path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

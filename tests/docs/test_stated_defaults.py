@@ -10,9 +10,9 @@ from quantmla.evaluation import DEFAULT_CONTEXT, DEFAULT_WINDOWS, FEW_NEEDLES
 from quantmla.method import METHODS, load_method, options_for
 from quantmla.method.paper import Options as PaperOptions
 from quantmla.method.quantmla import Options
-from quantmla.pipeline import MAX_FOLD_ERROR
 from quantmla.quant.format import CLIP_BY_BITS, CacheFormat
 from quantmla.recipe import recipe_from
+from quantmla.verify import MAX_FOLD_ERROR
 
 DOCS = Path(__file__).parents[2] / "docs"
 MATHS = (DOCS / "maths.md").read_text(encoding="utf-8")

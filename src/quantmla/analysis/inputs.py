@@ -21,9 +21,10 @@ from quantmla.device import resolve_device
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.layout import layout_for
 from quantmla.recipe import AnalysisRequest
-from quantmla.workdir import check_makeable
+from quantmla.workdir import check_makeable, is_workdir
 
 FILE_NAME = "analysis.json"
+PLAN_NAME = "bit_plan.yaml"  # beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +111,15 @@ def _work_folder(request: AnalysisRequest) -> Path:
     work = out.with_name(out.name + ".work")
     for folder in (out, work):
         check_makeable(folder, out)
-    require(
-        request.overwrite or not (out / FILE_NAME).exists(),
-        f"{out / FILE_NAME} exists: choose another folder, or replace it with --overwrite",
-        UsageError,
-    )
+    names = [FILE_NAME]
+    if request.budget is not None and not (request.resume and is_workdir(work)):
+        names.append(PLAN_NAME)  # a stopped run may have left its own
+    for name in names:
+        require(
+            request.overwrite or not (out / name).exists(),
+            f"{out / name} exists: choose another folder, or replace it with --overwrite",
+            UsageError,
+        )
     return work
 
 

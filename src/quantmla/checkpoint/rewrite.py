@@ -170,21 +170,24 @@ def _check_space(
 
 @contextmanager
 def _temporary(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, gone at the end in any case."""
-    part = _part_of(out.resolve())
+    """A folder beside `out`, gone at the end in any case: renamed to `out`, or removed."""
+    part, begun = _part_of(out.resolve()), False
+
+    def kept() -> str:
+        return "it is whole" if begun and not part.exists() else "nothing of it was kept"
+
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         _remove_left_over(out.resolve(), "part")
         part.mkdir()
+        begun = True
         yield part
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted while writing {out}; nothing of it was kept"
-        ) from None
+        raise KeyboardInterrupt(f"interrupted while writing {out}; {kept()}") from None
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else (error.strerror or str(error))
-        raise QuantMLAError(f"writing {out} failed, nothing of it was kept: {reason}") from error
+        raise QuantMLAError(f"writing {out} failed, {kept()}: {reason}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -263,10 +266,11 @@ def _put_in_place(part: Path, out: Path) -> None:
         part.rename(target)
         return
     old = target.with_name(f"{target.name}.old-{os.getpid()}")
-    target.rename(old)
+    shutil.rmtree(old, ignore_errors=True)  # of a killed run that had our number
     try:
+        target.rename(old)
         part.rename(target)
     except BaseException:
-        old.rename(target)
+        if not target.exists():  # an interrupt may come when all is done
+            old.rename(target)
         raise
-    shutil.rmtree(old)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantmla.arguments import holds
 from quantmla.errors import UsageError, require
 from quantmla.report.build import build
 from quantmla.report.collect import SCHEMA, collect
@@ -60,15 +61,8 @@ def _paths(output: Path, overwrite: bool, *, with_card: bool) -> dict[str, Path]
         check_file(path)
     taken = [path for path in paths.values() if path.exists()]
     require(
-        overwrite or not taken or _is_report(paths["numbers"]),
+        overwrite or not taken or holds(paths["numbers"], lambda data: data["schema"] == SCHEMA),
         f"{', '.join(map(str, taken))} would be replaced: choose another folder, or --overwrite",
         UsageError,
     )
     return paths
-
-
-def _is_report(path: Path) -> bool:
-    try:
-        return bool(json.loads(path.read_text(encoding="utf-8"))["schema"] == SCHEMA)
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
