@@ -14,7 +14,10 @@ def test_a_number_keeps_its_exact_value():
     assert number(0.123456, ".1%") == '<data value="0.123456">12.3%</data>'
     assert number(7, "d") == "7"  # as exact as it is
     assert number(7000, ",d") == "7,000"
-    assert number(7000.4, ",.0f") == '<data value="7000.4">7,000</data>'
+    assert number(7000.4, ",.0f") == "7,000"  # to a thousandth
+    assert number(7.4, ".0f") == '<data value="7.4">7</data>'
+    assert number(0.0, ".2f") == "0.00"
+    assert number(float("nan"), ".2f") == '<data value="nan">nan</data>'
     assert number(None, ".1%") == "–"
     assert isinstance(number(None, ""), Number)
 

@@ -1,13 +1,15 @@
 """HTML from plain function calls: everything is escaped unless it is Markup already.
 
 A number that is rounded for the reader is a `<data>` element whose `value` is the exact one of
-report.json, so that a reader, a script and a test see the same figure.
+report.json, so that a reader, a script and a test see the same figure; not where a script reads
+the shown one to a thousandth.
 """
 
 import html
 from collections.abc import Container, Iterable, Sequence
 
 NONE = "–"
+ROUNDING = 1e-3
 VOID = {"meta", "line", "rect", "circle", "path", "polyline", "polygon", "col"}
 ENDED_BY_THE_NEXT = {"td"}  # HTML needs no end tag there, and a page has thousands
 
@@ -55,12 +57,18 @@ def plain(value: float | None, spec: str) -> str:
 
 
 def number(value: float | None, spec: str) -> Markup:
-    """The exact value for programs, the rounded one for people, unless they are the same."""
+    """The exact value for programs, the rounded one for people, unless they are nearly the same."""
     if value is None:
         return Number(NONE)
-    exact, shown = repr(value), plain(value, spec)
-    same = shown.replace(",", "") == exact
-    return Number(shown if same else el("data", shown, value=exact))
+    shown = plain(value, spec)
+    return Number(shown if _nearly(shown, value) else el("data", shown, value=repr(value)))
+
+
+def _nearly(shown: str, value: float) -> bool:
+    try:
+        return abs(float(shown.replace(",", "")) - value) <= ROUNDING * abs(value)
+    except ValueError:
+        return False  # has a unit
 
 
 def numbers(*pairs: tuple[float | None, str], between: str = " ± ") -> Markup:
