@@ -1,5 +1,6 @@
 """`quantmla analyze` on tiny models: the file, resuming, and what is refused."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -158,6 +159,27 @@ def test_r46_a_stopped_process_leaves_no_output_and_resumes(
     assert main([*argv, "--resume", "--quiet"]) == 0
     assert len(read(out)["layers"]) == 2
     assert not work.exists()
+
+
+def test_an_error_that_an_interrupt_leads_to_says_how_to_go_on(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """safetensors fails with a ValueError where Ctrl-C comes in its call into torch."""
+
+    def fails(*_: Any) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise ValueError("could not determine the shape")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr("quantmla.analyze._layer", fails)
+    argv = ["analyze", str(tiny_model("deepseek_v3")), "-o", str(tmp_path / "out"), "--preset"]
+    argv += ["quick", "--text", str(short_text), "--device", "cpu", "--studies", "gain", "--quiet"]
+    try:
+        assert main(argv) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.endswith("go on with --resume\n")
 
 
 def test_results_are_replaced_only_when_asked(tiny_model: Tiny, short_text: Path, tmp_path: Path):

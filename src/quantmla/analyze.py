@@ -25,6 +25,7 @@ from quantmla.analysis.subject import ModelSubject, StudyLayer
 from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
 from quantmla.doctor import gpus, versions
 from quantmla.errors import QuantMLAError
+from quantmla.interrupts import is_interrupt
 from quantmla.learn import resident, say_other_threads
 from quantmla.lock import sole_user
 from quantmla.method.layer import Sample
@@ -59,7 +60,9 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
             text = as_text(found).encode()
             write_whole(out, text)  # last: where it is, the run is finished
             empty_workdir(run.work)
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
         if text and out.is_file() and out.read_bytes() == text:
             raise KeyboardInterrupt(
                 f"interrupted at its end: {out} is written; {run.work} can be removed"

@@ -9,18 +9,15 @@ import argparse
 import errno
 import io
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 
 from quantmla import __version__
 from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, path, positive
 from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.eval_command import evaluation_command, evaluation_flags
+from quantmla.interrupts import interrupts_noted, is_interrupt
 from quantmla.report.command import report_command, report_flags
 from quantmla.serving import flags as serving
 
@@ -217,47 +214,16 @@ def _disk_is_full(error: Exception) -> bool:
     return code in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
-@contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
-    """Signals of Ctrl-C so far, as a library may swallow one and fail later of what it left half
-    imported; one that Python drops, as it came while an object was deleted, is sent again."""
-    noted: list[int] = []
-    before, shown = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    main_thread = threading.main_thread()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        signal.default_int_handler(number, frame)
-
-    def hook(dropped: "sys.UnraisableHookArgs") -> None:
-        if issubclass(dropped.exc_type, KeyboardInterrupt):
-            again = (main_thread.ident, signal.SIGINT)
-            threading.Timer(0.01, signal.pthread_kill, again).start()  # at once it is dropped, too
-        else:
-            shown(dropped)
-
-    ours = before is signal.default_int_handler and threading.current_thread() is main_thread
-    if ours:  # else interrupts are ignored, or the caller's affair
-        signal.signal(signal.SIGINT, note)
-    sys.unraisablehook = hook
-    try:
-        yield noted
-    finally:
-        sys.unraisablehook = shown
-        if ours:
-            signal.signal(signal.SIGINT, before)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
-    with _interrupts_noted() as noted:
-        return _ended(argv, noted)
+    with interrupts_noted():
+        return _ended(argv)
 
 
-def _ended(argv: Sequence[str] | None, noted: Sequence[int]) -> int:
-    """The exit code, after the one line of what went wrong; `noted` is not empty after Ctrl-C."""
+def _ended(argv: Sequence[str] | None) -> int:
+    """The exit code, after the one line of what went wrong."""
     try:
         args = build_parser().parse_args(argv)
         code: int = args.run(args)
@@ -271,7 +237,7 @@ def _ended(argv: Sequence[str] | None, noted: Sequence[int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if noted:
+        if is_interrupt(error):
             return _fail("interrupted", INTERRUPTED)
         if isinstance(error, QuantMLAError):
             return _fail(str(error), error.exit_code)

@@ -18,6 +18,7 @@ from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import fuse_checkpoint
+from quantmla.interrupts import is_interrupt, words
 from quantmla.learn import (
     LayerLog,
     Learned,
@@ -168,9 +169,10 @@ def _run(
         checks = verify_layers(source, open_source(out), adapter, learned.transforms)
         require_exact(checks)
         return learned, checks
-    except KeyboardInterrupt as stop:
-        said = f"{str(stop) or 'interrupted'}; finished layers are in {work.folder}"
-        how = "go on with --resume"
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
+        how, said = "go on with --resume", f"{words(error)}; finished layers are in {work.folder}"
         if _is_written(source, adapter, recipe, work.folder):
             said = f"interrupted; {out} is written but not checked"
             how += f", or check it with `quantmla verify {out}`"

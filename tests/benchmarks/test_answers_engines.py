@@ -134,7 +134,7 @@ def test_cases_before_the_end_of_an_engine_are_kept(tmp_path, monkeypatch):
         (["all", "w"], "needs 1 GPU(s), and torch sees 0"),
         (["all", "w", "--engines", "c4r4-v2-2gpus"], "needs 2 GPU(s), and torch sees 0"),
         (["all", "w", "--output", "none/rows.json"], "is not a file in a folder that exists"),
-        (["all", "w", "--output", "other.json"], "other.json is not a file with rows"),
+        (["all", "w", "--output", "other.json"], "'other.json' is no earlier result"),
         (["collect", "nano", "answers.json"], "needs 1 GPU(s), and torch sees 0"),
         (["collect", "nano", "answers.json", "--drafts", "-1"], "'-1' is not a whole number"),
         (["compare", "none", "none"], "none cannot be read: No such file or directory"),
@@ -148,7 +148,7 @@ def test_what_cannot_be_done_is_one_sentence(arguments, words, tmp_path, monkeyp
     monkeypatch.setattr(sys, "argv", ["serve_answers.py", *arguments])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (tmp_path / "other.json").write_text("{}")
-    (tmp_path / "answers.json").write_text(json.dumps(dict.fromkeys(ANSWERS, 0)))
+    (tmp_path / "answers.json").write_text(json.dumps(dict.fromkeys(ANSWERS, 0) | {"requests": []}))
     with pytest.raises(SystemExit, match="2"):
         main()
     said = capsys.readouterr().err

@@ -310,7 +310,7 @@ def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
         (["--gpus", "0"], "'0' is not a whole number of at least 1"),
         (["--shrink", "-5"], "'-5' is not a whole number of at least 1"),
         (["--output", "none/rows.json"], "is not a file in a folder that exists"),
-        (["--output", "other"], "other is not a result file: move it away"),
+        (["--output", "other"], "'other' is no earlier result: name another file"),
     ],
     ids=" ".join,
 )

@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from quantmla.capture.record import attentions, recording
 from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
 from quantmla.checkpoint.source import open_source
 from quantmla.errors import QuantMLAError, UsageError
+from quantmla.interrupts import interrupts_noted
 from quantmla.mla.attention import attention_expanded, causal_mask
 from quantmla.mla.rope import to_interleaved
 
@@ -342,11 +344,12 @@ def test_missing_and_misshapen_tensors_name_the_layer(
         next(stream)
 
 
-@pytest.fixture
-def usual_ctrl_c() -> Iterator[None]:
+@pytest.fixture(params=[False, True], ids=["alone", "within the command line"])
+def usual_ctrl_c(request: pytest.FixtureRequest) -> Iterator[None]:
     """A run in the background of a shell is given processes that ignore it."""
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
+    with interrupts_noted() if request.param else nullcontext():
+        yield
     signal.signal(signal.SIGINT, inherited)
 
 
@@ -357,7 +360,6 @@ def test_ctrl_c_while_a_layer_is_loaded_is_no_fault_of_the_checkpoint(
 ) -> None:
     stock = decoder._tensors
     handler = signal.getsignal(signal.SIGINT)
-    assert handler is signal.default_int_handler
 
     def tensors(skeleton: decoder.Skeleton, layer: int | None) -> dict[str, Tensor]:
         signal.raise_signal(signal.SIGINT)
@@ -380,10 +382,11 @@ def test_a_second_ctrl_c_does_not_wait_for_the_layer(
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
 
+    handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(decoder, "_tensors", tensors)
     with pytest.raises(KeyboardInterrupt):
         next(iter(capture(tiny_checkpoint("deepseek_v3"), tokens())))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_r45_out_of_memory_names_what_to_lower(

@@ -6,8 +6,6 @@ the tensors of that layer, with all its conversions (stacked experts, renamings,
 float32). The model's own forward then makes masks, positions and rotary embeddings.
 """
 
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from quantmla.arch.adapter import Adapter
 from quantmla.checkpoint.block_fp8 import SCALE_SUFFIX
 from quantmla.checkpoint.source import TensorSource, require_finite
 from quantmla.errors import QuantMLAError, UnsupportedModel, one_line, require
+from quantmla.interrupts import interrupt_waits
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -191,38 +190,9 @@ def decoder_part(skeleton: Skeleton, layer: int | None, device: torch.device) ->
         model.to("meta")  # frees the weights now, whatever still refers to the modules
 
 
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-@contextmanager
-def _interrupt_waits() -> Iterator[None]:
-    """The first Ctrl-C takes effect when the block ends: torch's C++ may make other errors of it.
-
-    The second one takes effect at once.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or not _is_main_thread():
-        yield  # ignored, or somebody else's matter
-        return
-    came = threading.Event()
-
-    def later(*_: object) -> None:
-        came.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, later)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came.is_set():
-            raise KeyboardInterrupt
-
-
 def _load(skeleton: Skeleton, layer: int | None) -> Any:
     what = "the embedding" if layer is None else f"layer {layer}"
-    with _interrupt_waits(), _quiet():
+    with interrupt_waits(), _quiet():
         tensors = _tensors(skeleton, layer)  # outside the try: its errors are sentences already
         try:
             model, info = _only(skeleton.model_class, layer).from_pretrained(  # type: ignore[attr-defined]

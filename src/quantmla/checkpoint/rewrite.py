@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quantmla.checkpoint.source import Entry, TensorSource
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.interrupts import is_interrupt
 from quantmla.workdir import check_makeable, present_part
 
 COPY_BYTES = 16 * 2**20
@@ -182,9 +183,11 @@ def _temporary(out: Path) -> Iterator[Path]:
         part.mkdir()
         begun = True
         yield part
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted while writing {out}; {kept()}") from None
-    except OSError as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt(f"interrupted while writing {out}; {kept()}") from None
+        if not isinstance(error, OSError):
+            raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else (error.strerror or str(error))
         raise QuantMLAError(f"writing {out} failed, {kept()}: {reason}") from error

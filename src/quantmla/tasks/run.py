@@ -30,6 +30,7 @@ from quantmla.evaluation import (
     positions,
     published,
 )
+from quantmla.interrupts import is_interrupt
 from quantmla.lock import sole_user
 from quantmla.method import load_method
 from quantmla.progress import Report, bars, say
@@ -110,7 +111,9 @@ def evaluate_tasks(request: TaskRequest, *, progress: bool) -> Document:
         )
         try:
             return _run(work, asked, document, progress)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
             raise KeyboardInterrupt(
                 f"interrupted; finished tasks are in {folder}: go on with --resume"
             ) from None
