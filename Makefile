@@ -47,7 +47,7 @@ gpu-test:
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py" \
 		--exclude-dir=vllm)
 
-serve-test:  ## vLLM's answers, from Python and over HTTP, on Hopper GPUs: about 8 minutes
+serve-test:  ## vLLM's answers, from Python and over HTTP, on Hopper GPUs
 	@$(PYTHON) -c "import vllm" 2>/dev/null \
 		|| { echo "serve-test: $(PYTHON) has no vllm; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests/serve/vllm --include="test_*.py")

@@ -30,9 +30,9 @@ import torch
 from serve_jobs import GROUPS, VARIANTS, Group, rank
 from serve_lanes import Engine, Row, Task, Worker, run_lane
 
-from quantmla.arguments import new_or_old_file, positive, seconds
+from quantmla.arguments import new_or_old_file, positive, run_script, seconds
 from quantmla.bench.results import read_rows, result_path, write
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import UsageError, require
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 PLACES = ("physical_package_id", "core_id")
@@ -167,16 +167,17 @@ def main() -> None:
     parser.add_argument(
         "--rehearse", action="store_true", help="vLLM's scheduler alone: no GPU, no results"
     )
-    options = parser.parse_args()
-    if options.rehearse and options.output is None:
-        parser.error("--rehearse makes no results: say with --output where its rows go")
-    try:
-        if not options.rehearse:
-            require_gpus(options.gpus)
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            drive(options, options.caches or Path(folder))
-    except QuantMLAError as error:
-        parser.error(str(error))
+    run_script(parser, run)
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.rehearse:
+        words = "--rehearse makes no results: say with --output where its rows go"
+        require(options.output is not None, words, UsageError)
+    else:
+        require_gpus(options.gpus)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        drive(options, options.caches or Path(folder))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 batches and preempted requests, and writes what came out together with the steps in which every
 request was computed. `compare` needs neither: it computes the same tokens in the same steps with
 transformers and QuantMLACache, in float32 and in bfloat16. `all` does both for nano in several
-formats and engines (`answers_engines.py`), side by side: three to five minutes on one or two GPUs.
+formats and engines (`answers_engines.py`), as many at once as CPUs can start.
 
 Tolerance: the two precisions of transformers differ by rounding alone, so they say how much the
 rounding of a bfloat16 engine can do. vLLM's log-probabilities must be as near to the float32
@@ -29,10 +29,11 @@ from answers_engines import ENGINES, chosen, run_engines
 from answers_reference import compare
 from bench_serve import require_gpus
 
-from quantmla.arguments import count, new_or_old_file, path, positive
+from quantmla.arguments import count, new_or_old_file, path, positive, run_script
 from quantmla.capture.tokens import load_tokenizer, read_text
 from quantmla.checkpoint.locate import locate
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import UsageError, require
+from quantmla.workdir import write_whole
 
 ANSWERS = ("environment", "format", "runner", "drafts", "tensor_parallel", "requests")
 
@@ -69,10 +70,8 @@ def keep(path: Path, found: Mapping[str, Any], lines: Sequence[Mapping[str, Any]
     rows = [row for row in old if row.get("run") != run]
     rows += [{"run": run, "served": served, **line} for line in lines]
     body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    draft = path.with_name(path.name + ".tmp")
     head = json.dumps(found["environment"], indent=1)
-    draft.write_text(f'{{"environment": {head},\n"rows": [\n{body}\n]}}\n')
-    draft.replace(path)
+    write_whole(path, f'{{"environment": {head},\n"rows": [\n{body}\n]}}\n'.encode())
 
 
 def run_all(options: argparse.Namespace) -> bool:
@@ -99,7 +98,8 @@ def run_collect(options: argparse.Namespace) -> bool:
     text = texts(options.checkpoint)
     part = options.file.with_name(options.file.name + ".part")
     for found in collect(options.checkpoint, text, options.drafts, options.tensor_parallel):
-        part.write_text(json.dumps(found))  # `compare` takes it, if the engine ends before the rest
+        # `compare` takes it, if the engine ends before the rest
+        write_whole(part, json.dumps(found).encode())
     part.replace(options.file)
     print(f"{options.file}: {len(found['requests'])} requests")
     return True
@@ -135,13 +135,13 @@ def main() -> None:
             sub.add_argument(
                 "--output", type=new_or_old_file, help="result file that gains the lines"
             )
-    options = parser.parse_args()
-    try:
+
+    def chosen_command(options: argparse.Namespace) -> None:
         if getattr(options, "output", None) is not None and options.output.exists():
             read_answers(options.output, ["rows"])  # before work
         raise SystemExit(not run[options.command](options))
-    except QuantMLAError as error:
-        parser.error(str(error))
+
+    run_script(parser, chosen_command)
 
 
 if __name__ == "__main__":

@@ -117,38 +117,28 @@ def run_lane(
 ) -> None:
     """Tasks in their order; no one is begun that should not end in time. All workers end."""
     try:
-        _run_tasks(workers, tasks, end, rows, keep)
+        wait_for_start(list(workers.values()), min(end, time.time() + START_SECONDS))
+        left = list(tasks)
+        while left and time.time() < end:
+            for worker in workers.values():
+                if worker.state == "starting":
+                    worker.hear(0.0)
+            left = [task for task in left if workers[task.engine].state != "gone"]
+            task = next((task for task in left if workers[task.engine].state == "ready"), None)
+            if task is None:
+                time.sleep(0.5)
+                continue
+            left.remove(task)
+            worker, wall = workers[task.engine], expected_wall(task, rows())
+            if time.time() + wall > end:
+                print(f"{worker.name}: no time for {task.job.name}, {task.repeat}", flush=True)
+                continue
+            row = worker.ask(task, min(end, time.time() + JOB_SECONDS + 3 * wall))
+            if row is not None:
+                keep(row)
     finally:
         for worker in workers.values():
             worker.stop()
-
-
-def _run_tasks(
-    workers: Mapping[Engine, Worker],
-    tasks: Sequence[Task],
-    end: float,
-    rows: Callable[[], list[Row]],
-    keep: Callable[[Row], None],
-) -> None:
-    wait_for_start(list(workers.values()), min(end, time.time() + START_SECONDS))
-    left = list(tasks)
-    while left and time.time() < end:
-        for worker in workers.values():
-            if worker.state == "starting":
-                worker.hear(0.0)
-        left = [task for task in left if workers[task.engine].state != "gone"]
-        task = next((task for task in left if workers[task.engine].state == "ready"), None)
-        if task is None:
-            time.sleep(0.5)
-            continue
-        left.remove(task)
-        worker, wall = workers[task.engine], expected_wall(task, rows())
-        if time.time() + wall > end:
-            print(f"{worker.name}: no time for {task.job.name}, {task.repeat}", flush=True)
-            continue
-        row = worker.ask(task, min(end, time.time() + JOB_SECONDS + 3 * wall))
-        if row is not None:
-            keep(row)
 
 
 def expected_wall(task: Task, rows: Sequence[Row]) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quantmla.serve.vllm.pool import PoolLayout
+from quantmla.serve.vllm.pool import PoolLayout, table_pages
 
 STOCK_BLOCK_TOKENS = 16  # of vLLM's own latent cache
 BATCHES_IN_FLIGHT = 2  # vLLM prepares a step while another one runs
@@ -33,7 +33,7 @@ def decoding_window_blocks(layout: PoolLayout, tokens: int) -> int:
     """
     size, page = layout.window_page_size, layout.fmt.page_size
     last = layout.kept_tokens // size + 1
-    whole = -(-tokens // page) * page // size if tokens > page else -(-tokens // size)
+    whole = table_pages(tokens, page, size) if tokens > page else -(-tokens // size)
     return min(last + layout.sink_window_pages, whole)
 
 

@@ -12,6 +12,10 @@ CONFIG_VERSION = 1
 # model types of vLLM's latent attentions that the plugin was written for
 SERVED_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "longcat_flash")
 SERVED_FORMATS = ("c4r4", "c2r4")
+TIED_HEAD = (
+    "ties its head to its embeddings (tie_word_embeddings in config.json), and vLLM's classes of "
+    "these models do not load that, with or without quantmla"
+)
 NOT_COMPILED = ("longcat_flash",)  # by vllm 0.26.0, whatever the cache: its zero experts
 
 
@@ -39,10 +43,7 @@ def why_not_served(config: Mapping[str, Any], family: str, fmt: ModelFormat) -> 
         kernels = " and ".join(SERVED_FORMATS)
         return f"has a cache in {one.name}, and the GPU kernels read {kernels}"
     if config.get("tie_word_embeddings") is True:
-        return (
-            "ties its head to its embeddings, and vLLM's classes of these models do not load "
-            "that, with or without quantmla"
-        )
+        return TIED_HEAD
     return None
 
 

@@ -36,6 +36,11 @@ def divided_chunk(fmt: CacheFormat) -> int:
     return min(longest, fmt.recent_window + fmt.page_size - 1)
 
 
+def table_pages(tokens: int, page_size: int, window_page_size: int) -> int:
+    """Window pages of whole packed pages: a decode is given those of the next one at once."""
+    return -(-tokens // page_size) * (page_size // window_page_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLayout:
     """Sizes of both groups; tokens, except where the name says bytes or pages."""
@@ -83,8 +88,7 @@ class PoolLayout:
         """
         once = -(-(self.kept_tokens + MAX_DRAFTS) // self.window_page_size) + 1
         peak = (1 + batches_in_flight) * once + self.sink_window_pages
-        whole = self.packed_pages(max_tokens) * (self.fmt.page_size // self.window_page_size)
-        return min(peak, whole)
+        return min(peak, table_pages(max_tokens, self.fmt.page_size, self.window_page_size))
 
 
 def pool_layout(fmt: CacheFormat, kv_lora_rank: int, qk_rope_head_dim: int) -> PoolLayout:

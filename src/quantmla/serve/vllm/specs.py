@@ -24,7 +24,7 @@ from quantmla.serve.vllm.engine import (
     SlidingWindowMLASpec,
     resolve_block_hashes,
 )
-from quantmla.serve.vllm.pool import MAX_DRAFTS
+from quantmla.serve.vllm.pool import MAX_DRAFTS, table_pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,8 @@ class WindowSpec(SlidingWindowMLASpec):
         return self.table_pages(max_len)
 
     def table_pages(self, tokens: int) -> int:
-        """Of a sequence's table; a decode is given those of the next packed page at once."""
-        page = self.fmt.page_size
-        return -(-tokens // page) * (page // self.block_size)
+        """Of a sequence's table."""
+        return table_pages(tokens, self.fmt.page_size, self.block_size)
 
     @classmethod
     def merge(cls, specs: "list[WindowSpec]") -> "WindowSpec":

@@ -8,7 +8,13 @@ import torch
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.mixed import describe, uniform_format
-from quantmla.serve.settings import CONFIG_KEY, NOT_COMPILED, SERVED_FAMILIES, cache_settings
+from quantmla.serve.settings import (
+    CONFIG_KEY,
+    NOT_COMPILED,
+    SERVED_FAMILIES,
+    TIED_HEAD,
+    cache_settings,
+)
 from quantmla.serve.vllm.engine import (
     VllmConfig,
     current_platform,
@@ -160,8 +166,7 @@ REFUSALS = (
     ),
     Refusal(
         lambda c: c.model_config.hf_config.tie_word_embeddings,
-        "the model ties its head to its embeddings (tie_word_embeddings in config.json), and "
-        "vLLM's classes of these models do not load that, with or without quantmla",
+        f"the model {TIED_HEAD}",
     ),
     Refusal(
         lambda c: _other_gpu(),
