@@ -14,10 +14,7 @@ def test_a_number_keeps_its_exact_value():
     assert number(0.123456, ".1%") == '<data value="0.123456">12.3%</data>'
     assert number(7, "d") == "7"  # as exact as it is
     assert number(7000, ",d") == "7,000"
-    assert number(7000.4, ",.0f") == "7,000"  # to a thousandth
-    assert number(7.4, ".0f") == '<data value="7.4">7</data>'
-    assert number(0.0, ".2f") == "0.00"
-    assert number(float("nan"), ".2f") == '<data value="nan">nan</data>'
+    assert number(7000.4, ",.0f") == '<data value="7000.4">7,000</data>'
     assert number(None, ".1%") == "–"
     assert isinstance(number(None, ""), Number)
 
@@ -32,8 +29,8 @@ def test_numbers_of_a_table_are_set_right_and_rows_stand_out():
     shown = table(
         ("name", "n"), [["a", number(1, "d")], ["b", number(2, "d")]], caption="C", strong=[1]
     )
-    assert '<th scope="col" class="w">name</th><th scope="col">n</th>' in shown
-    assert '<tr class="own"><td class="w">b<td>2</tr>' in shown
+    assert '<th scope="col" class="w">name<th scope="col">n</thead>' in shown
+    assert '<tr class="own"><td class=w>b<td>2</tbody>' in shown
     assert 'aria-label="C"' in shown
 
 

@@ -1,17 +1,18 @@
 """HTML from plain function calls: everything is escaped unless it is Markup already.
 
 A number that is rounded for the reader is a `<data>` element whose `value` is the exact one of
-report.json, so that a reader, a script and a test see the same figure; not where a script reads
-the shown one to a thousandth.
+report.json, so that a reader, a script and a test see the same figure. A table's cell that holds
+one such number has the value itself, as `data-x`.
 """
 
 import html
+import re
 from collections.abc import Container, Iterable, Sequence
 
 NONE = "–"
-ROUNDING = 1e-3
 VOID = {"meta", "line", "rect", "circle", "path", "polyline", "polygon", "col"}
-ENDED_BY_THE_NEXT = {"td"}  # HTML needs no end tag there, and a page has thousands
+ENDED_BY_THE_NEXT = {"td", "th", "tr"}  # HTML needs no end tag there, and a page has thousands
+ALONE = re.compile(r'<data value="([-+.\w]+)">([^<]*)</data>')
 
 
 class Markup(str):
@@ -57,18 +58,12 @@ def plain(value: float | None, spec: str) -> str:
 
 
 def number(value: float | None, spec: str) -> Markup:
-    """The exact value for programs, the rounded one for people, unless they are nearly the same."""
+    """The exact value for programs, the rounded one for people, unless they are the same."""
     if value is None:
         return Number(NONE)
-    shown = plain(value, spec)
-    return Number(shown if _nearly(shown, value) else el("data", shown, value=repr(value)))
-
-
-def _nearly(shown: str, value: float) -> bool:
-    try:
-        return abs(float(shown.replace(",", "")) - value) <= ROUNDING * abs(value)
-    except ValueError:
-        return False  # has a unit
+    exact, shown = repr(value), plain(value, spec)
+    same = shown.replace(",", "") == exact
+    return Number(shown if same else el("data", shown, value=exact))
 
 
 def numbers(*pairs: tuple[float | None, str], between: str = " ± ") -> Markup:
@@ -100,7 +95,10 @@ def table(
 
 def _cell(value: object) -> Markup:
     """Of numbers, unless it says that it holds words."""
-    return el("td", value, class_=None if isinstance(value, Number) else "w")
+    if not isinstance(value, Number):
+        return Markup(f"<td class=w>{escape(value)}")
+    alone = ALONE.fullmatch(value)
+    return Markup(f"<td data-x={alone[1]}>{alone[2]}") if alone else el("td", value)
 
 
 def figure(title: str, drawing: Markup, *, how: Markup, note: str | None = None) -> Markup:
