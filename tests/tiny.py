@@ -173,12 +173,12 @@ def randomize(model: nn.Module, draw: torch.Generator) -> None:
             x.copy_(noise / x.shape[-1] ** 0.5)
 
 
-def load(folder: Path) -> nn.Module:
-    """The model as stock transformers loads it, float32."""
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model as stock transformers loads it."""
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((folder / "config.json").read_text())
     model_class = getattr(transformers, config["architectures"][0])
-    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
+    return model_class.from_pretrained(folder, dtype=dtype).eval()
 
 
 @torch.no_grad()

@@ -402,18 +402,18 @@ def test_r45_out_of_memory_names_what_to_lower(
         next(iter(capture(tiny_checkpoint("youtu"), tokens())))
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_sees_what_the_whole_model_sees_there(
-    dtype: torch.dtype, tiny_checkpoint: Folder, tmp_path: Path
+def test_a_device_sees_what_the_whole_model_sees_there(
+    dtype: torch.dtype, device: str, tiny_checkpoint: Folder, tmp_path: Path
 ) -> None:
     folder, ids = tiny_checkpoint("deepseek_v3"), tokens()
-    model = load(folder).model.to("cuda", dtype)
+    model = load(folder, dtype).model.to(device)  # RoPE's frequencies stay float32
     modules = {str(index): module for index, module in enumerate(attentions(model))}
     with torch.no_grad(), recording(modules) as taken:
-        model(input_ids=ids[:BATCH].cuda(), use_cache=False)
+        model(input_ids=ids[:BATCH].to(device), use_cache=False)
     for found, expected in zip(
-        capture(folder, ids, device="cuda", dtype=dtype, workdir=tmp_path, memory_limit=0),
+        capture(folder, ids, device=device, dtype=dtype, workdir=tmp_path, memory_limit=0),
         taken.values(),
         strict=True,
     ):
