@@ -69,5 +69,5 @@ def test_the_wheel_holds_the_embedded_model_and_texts():
     assets = ROOT / "src" / "quantmla" / "assets"
     assert (assets / "nano" / "config.json").is_file()
     assert (assets / "nano" / "tokenizer.json").is_file()
-    for name in ("calibration.txt", "heldout.txt"):
+    for name in ("calibration.txt.xz", "heldout.txt"):
         assert (assets / "text" / name).stat().st_size > 100_000

@@ -1,7 +1,7 @@
 """Turns .txt files into the mix that `tokenizer.py` and `train.py` read.
 
     python training/prepare_text.py BOOKS_FOLDER docs.txt ... --out MIX.txt.xz \
-        --held-out src/quantmla/assets/text/heldout.txt src/quantmla/assets/text/calibration.txt
+        --held-out src/quantmla/assets/text/heldout.txt src/quantmla/assets/text/calibration.txt.xz
 
 A folder stands for every .txt file below it. A file is one document, or several with a line that
 holds only U+001E between them. Documents are cut to `--max-chars`; those that share a run of
@@ -40,20 +40,25 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             files += sorted(path.rglob("*.txt"))
-        elif path.suffix == ".txt" and path.is_file():
+        elif path.name.endswith((".txt", ".txt.xz")) and path.is_file():
             files.append(path)
         else:
-            raise ValueError(f"{path} is neither a .txt file nor a folder")
+            raise ValueError(f"{path} is neither a .txt or .txt.xz file nor a folder")
     return files
 
 
 def documents(files: Iterable[Path]) -> Iterator[str]:
-    """All documents of the files, stripped; ValueError for a file that is not UTF-8."""
+    """All documents of the files, stripped; ValueError for a file that is no xz or not UTF-8."""
     for path in files:
         try:
-            text = path.read_text(encoding="utf-8")
+            with (lzma.open if path.suffix == ".xz" else open)(
+                path, "rt", encoding="utf-8"
+            ) as file:
+                text = file.read()
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        except (lzma.LZMAError, EOFError) as error:
+            raise ValueError(f"{path} is not a whole xz file: {error}") from error
         for document in text.split(SEPARATOR):
             if document.strip():
                 yield document.strip()
@@ -104,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("text", nargs="+", type=Path, help=".txt files, or folders of them")
+    parser.add_argument("text", nargs="+", type=Path, help=".txt(.xz) files, or folders of .txt")
     parser.add_argument("--out", type=Path, required=True, help="the mix, an .xz file")
     parser.add_argument("--held-out", nargs="+", type=Path, default=[], help="texts to keep out")
     parser.add_argument("--max-chars", type=int, default=MAX_CHARS, help="of one document")

@@ -8,8 +8,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
+from quantmla.capture.tokens import (
+    calibration_tokens,
+    load_tokenizer,
+    packaged_texts,
+    read_text,
+)
 from quantmla.errors import QuantMLAError, UsageError
+from quantmla.evaluate.perplexity import default_text
 
 WORDS = {str(i): i for i in range(1000)}
 
@@ -65,7 +71,11 @@ def test_numbers_that_cannot_be_meant(
 
 
 def test_packaged_text_is_the_default() -> None:
-    assert len(read_text()) > 100_000
+    text = read_text()
+    assert len(text.encode()) == 1_202_379
+    (name, same), (_, held_out) = packaged_texts()
+    assert (name, same) == ("calibration.txt", text)
+    assert held_out == default_text()
 
 
 def test_text_files(tmp_path: Path) -> None:

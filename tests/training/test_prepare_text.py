@@ -77,6 +77,11 @@ def test_faults_are_named(tmp_path, capsys):
     bad.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ValueError, match=r"bad\.txt is not UTF-8"):
         list(documents([bad]))
+    cut = tmp_path / "cut.txt.xz"
+    for content in (b"plain", lzma.compress(b"packed" * 100)[:-20]):
+        cut.write_bytes(content)
+        with pytest.raises(ValueError, match=r"cut\.txt\.xz is not a whole xz file"):
+            list(documents([cut]))
     empty = tmp_path / "empty.txt"
     empty.write_text(" \n")
     with pytest.raises(SystemExit):
@@ -87,8 +92,8 @@ def test_faults_are_named(tmp_path, capsys):
 
 def test_packaged_texts_share_no_span():
     calibration, held_out = (
-        set(spans((ASSETS / name).read_text(encoding="utf-8")))
-        for name in ("calibration.txt", "heldout.txt")
+        set(spans("\n".join(documents([ASSETS / name]))))
+        for name in ("calibration.txt.xz", "heldout.txt")
     )
     assert len(held_out) > 50_000
     assert not calibration & held_out

@@ -4,6 +4,7 @@ B sequences, S tokens of each.
 """
 
 import json
+import lzma
 import os
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from quantmla.errors import QuantMLAError, UsageError, one_line, require
+
+_TEXTS = resources.files("quantmla") / "assets/text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,14 @@ def calibration_tokens(
 
 def packaged_texts() -> tuple[tuple[str, str], ...]:
     """Name and content of both packaged texts: the calibration and the held-out one."""
-    folder = resources.files("quantmla") / "assets/text"
-    names = ("calibration.txt", "heldout.txt")
-    return tuple((name, (folder / name).read_text("utf-8")) for name in names)
+    held_out = (_TEXTS / "heldout.txt").read_text("utf-8")
+    return ("calibration.txt", read_text()), ("heldout.txt", held_out)
 
 
 def read_text(path: str | Path | None = None) -> str:
     """A .txt file, or the `text` column of a .jsonl file; None gives the packaged text."""
     if path is None:
-        return (resources.files("quantmla") / "assets/text/calibration.txt").read_text("utf-8")
+        return lzma.decompress((_TEXTS / "calibration.txt.xz").read_bytes()).decode("utf-8")
     require(os.path.isfile(path), f"no text file at {str(path)!r}", UsageError)
     path = Path(path)
     require(
