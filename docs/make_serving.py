@@ -1,7 +1,8 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes (medians of a job's repeats), scheduler_<yyyymmdd>.json, by serve_scheduler.py,
+writes (medians of a job's repeats), and serve_<gpu>_<yyyymmdd>_2.json, if there is a second run to
+compare it with; scheduler_<yyyymmdd>.json, by serve_scheduler.py,
 answers_<gpu>_<yyyymmdd>.json, by serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by
 serve_families.py.
 """
@@ -101,6 +102,39 @@ def tables(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
+COUNTED = ("preemptions", "recomputed_tokens", "max_running", "steps")
+
+
+def again_table(first: Sequence[Row], second: Sequence[Row]) -> str:
+    """Two runs of the same jobs: ratios to the unquantised cache, and whether counts agree."""
+    head = "| job | layers | cache | x bf16 | before | runs | bf16's | counts of both |"
+    lines = [head, "|---|---:|---|---:|---:|---:|---:|---|"]
+    before = jobs(first)
+    for job, now in jobs(second).items():
+        for variant in [name for name in now if name != "bf16" and "bf16" in now]:
+            both = (variant, "bf16")
+            same = all(now[x][name] == before[job][x][name] for x in both for name in COUNTED)
+            cells = (
+                job,
+                f"{now[variant]['layers']:.0f}",
+                variant,
+                *(f"{gain(found, variant):.2f}" for found in (now, before[job])),
+                *(str(now[name]["runs"]) for name in both),
+                "the same" if same else "others",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _again(path: Path, rows: Sequence[Row]) -> str:
+    second = path.with_stem(f"{path.stem}_2")
+    if not second.exists():
+        return NO_SECOND
+    data = json.loads(second.read_text(encoding="utf-8"))
+    head = f"{data['environment']['gpu']}; from `benchmarks/results/{second.name}`."
+    return f"{head}\n\n{again_table(rows, data['rows'])}"
+
+
 def plot(rows: Sequence[Row]) -> str:
     """Output tokens a second of every job against bf16's, as SVG."""
     found = jobs(rows)
@@ -170,6 +204,7 @@ def scheduler_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+NO_SECOND = "There is no second run."
 NOT_RUN = (
     "**Not run yet**: no serving result is in `benchmarks/results`, and no claim of speed is made."
 )
@@ -249,7 +284,7 @@ def _families(folder: Path) -> str:
 
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
-    parts = {"serving": NOT_RUN}
+    parts = {"serving": NOT_RUN, "again": NO_SECOND}
     parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
     parts["families"] = _families(folder)
     drawing, path = None, newest(folder)
@@ -262,6 +297,7 @@ def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
         )
         picture = f"![Output tokens a second against bf16]({PLOT.name})"
         parts["serving"] = "\n\n".join((source, picture, *tables(rows)))
+        parts["again"] = _again(path, rows)
         drawing = plot(rows)
     text = page.read_text(encoding="utf-8")
     for name, body in parts.items():

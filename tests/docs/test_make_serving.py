@@ -43,6 +43,7 @@ def places(tmp_path):
         "top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n"
         "<!-- scheduler: generated -->\nold\n<!-- end of scheduler -->\n"
         "<!-- answers: generated -->\nold\n<!-- end of answers -->\n"
+        "<!-- again: generated -->\n<!-- end of again -->\n"
         "<!-- families: generated -->\n<!-- end of families -->\n"
     )
     return tmp_path, page
@@ -77,6 +78,24 @@ def test_a_job_of_several_models_is_no_job():
         make_serving.jobs([ROW, other])
 
 
+def test_a_second_run_stands_beside_the_first(places):
+    folder, page = places
+    row = ROW | {"steps": 40}
+    packed = row | {"variant": "c4r4", "output_tok_s": 150.0}
+    first = {"environment": ENVIRONMENT, "rows": [row, packed]}
+    (folder / "serve_h200_20260203.json").write_text(json.dumps(first))
+    text, _ = make_serving.render(folder, page)
+    assert make_serving.NO_SECOND in text
+    again = [row, packed | {"output_tok_s": 130.0}, packed | {"output_tok_s": 120.0, "steps": 42}]
+    second = {"environment": ENVIRONMENT, "rows": again}
+    (folder / "serve_h200_20260203_2.json").write_text(json.dumps(second))
+    text, _ = make_serving.render(folder, page)
+    assert "| 64 x (4K + 2K) | 5 | c4r4 | 1.25 | 1.50 | 2 | 1 | others |" in text
+    (folder / "serve_h200_20260203_2.json").write_text(json.dumps(first))
+    text, _ = make_serving.render(folder, page)
+    assert "| 64 x (4K + 2K) | 5 | c4r4 | 1.50 | 1.50 | 1 | 1 | the same |" in text
+
+
 def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
     folder, page = places
     rows = [ROW | {"variant": "c2r4"}]
@@ -94,6 +113,7 @@ def test_without_a_file_no_figure_is_claimed(places):
     wanted = wanted.replace(
         "<!-- end of families", f"{make_serving.NO_FAMILIES}\n<!-- end of families"
     )
+    wanted = wanted.replace("<!-- end of again", f"{make_serving.NO_SECOND}\n<!-- end of again")
     assert make_serving.render(folder, page) == (wanted, None)
 
 
