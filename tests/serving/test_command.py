@@ -2,9 +2,11 @@
 
 import json
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
+from serving_checkpoint import MANIFEST, checkpoint
 
 from quantmla.arch.families import FAMILIES
 from quantmla.cli import main
@@ -14,28 +16,11 @@ from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
 from quantmla.serving import command as serving
 from quantmla.serving.command import FUSED_PASS, check_machine, serve_command
 
-MANIFEST = {
-    "version": 1,
-    "base_model": "nano",
-    "base_sha256": "0",
-    "method": "quantmla",
-    "format": parse_format("c4r4").to_json(),
-    "ignored_layers": [],
-}
-
 
 @pytest.fixture
 def folder(tmp_path):
     """Makes a checkpoint folder with this manifest, None for an unfused one."""
-
-    def make(manifest=MANIFEST):
-        config = {"model_type": "deepseek_v3"}
-        if manifest is not None:
-            config["quantmla_config"] = manifest
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return str(tmp_path)
-
-    return make
+    return partial(checkpoint, tmp_path)
 
 
 def test_the_command_is_vllms_with_our_backend_and_the_users_arguments(folder):

@@ -17,6 +17,7 @@ from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.manifest import read_manifest
 from quantmla.quant.mixed import format_from_json
 from quantmla.serve.settings import NOT_COMPILED, why_not_served
+from quantmla.serving.config_file import with_config_file
 
 VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
@@ -75,9 +76,10 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
     Raises as `check_checkpoint`; UsageError where an argument cannot hold with its cache.
     """
     family = check_checkpoint(model)
-    _check(arguments)
-    given = {name for name, _ in _flags(arguments)}
-    named = BACKEND[0] in given or _is_ours(_configs(arguments)["-ac"].get("backend"))
+    seen = with_config_file(arguments)
+    _check(seen)
+    given = {name for name, _ in _flags(seen)}
+    named = BACKEND[0] in given or _is_ours(_configs(seen)["-ac"].get("backend"))
     require(
         family not in NOT_COMPILED or "--enforce-eager" in given,
         f"vllm {VLLM_RELEASE} cannot compile a {family}, whatever its cache: add --enforce-eager",
