@@ -1,6 +1,7 @@
 """Settings of `--config FILE` are looked at as vLLM reads them."""
 
 import json
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -77,12 +78,38 @@ def test_what_cannot_hold_is_refused_there_too(file, tmp_path, settings, words):
         serve_command(checkpoint(tmp_path), ["--config", file(settings)])
 
 
+def test_flags_beside_a_file_win(file, tmp_path):
+    out, name = checkpoint(tmp_path), file("kv-cache-dtype: fp8\nenable-dbo: true")
+    arguments = ["--config", name, "--kv-cache-dtype", "auto", "--no-enable-dbo"]
+    assert serve_command(out, arguments)[-5:] == arguments
+    with pytest.raises(UsageError, match="--kv-cache-dtype fp8"):
+        serve_command(
+            out,
+            [
+                "--kv-cache-dtype",
+                "auto",
+                "--config",
+                file("kv-cache-dtype: auto"),
+                "--kv-cache-dtype=fp8",
+            ],
+        )
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "holds no settings by name"),
         ("- port\n- 8001", "holds no settings by name"),
         ("port: [8001", "is not valid YAML"),
+        ("1: 2", "holds no settings by name"),
+        ("port: !!bool x", "is not valid YAML"),
+        ("port: !!timestamp x", "is not valid YAML"),
+        ("port: !!int ''", "is not valid YAML"),
+        ("speculative-config: &a {b: *a}", "holds what is no setting"),
+        ("attention-config: {2024-01-01: x}", "holds what is no setting"),
+        ("attention-config: {a: 2024-01-01}", "holds what is no setting"),
+        (f"port: 0x{'f' * 5000}", "holds what is no setting"),
+        (f"port: {'[' * 900}{']' * 900}", "(is not valid YAML|holds what is no setting)"),
     ],
 )
 def test_a_file_without_settings_is_named(file, text, words):
@@ -96,6 +123,12 @@ def test_files_that_vllm_cannot_read_are_named(file, tmp_path):
         with_config_file(["--config", str(tmp_path / "absent.yaml")])
     with pytest.raises(UsageError, match=r"a\.json: must be a \.yaml or \.yml file"):
         with_config_file(["--config", "a.json"])
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(UsageError, match=r"folder\.yaml is no file"):
+        with_config_file(["--config", str(tmp_path / "folder.yaml")])
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(UsageError, match=r"pipe\.yaml is no file"):
+        with_config_file(["--config", str(tmp_path / "pipe.yaml")])
     with pytest.raises(UsageError, match="--config needs a value"):
         with_config_file(["--port", "1", "--config"])
     name = file("port: 1")

@@ -1,12 +1,10 @@
 """Checks a checkpoint, flags and the machine; then prints vLLM's command and becomes it."""
 
-import json
 import os
-import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from quantmla.manifest import read_manifest
 from quantmla.quant.mixed import format_from_json
 from quantmla.serve.settings import NOT_COMPILED, why_not_served
 from quantmla.serving.config_file import with_config_file
+from quantmla.serving.vllm_arguments import ATTENTION, COMPILATION, SPECULATIVE, given
 
 VLLM_RELEASE = "0.26"
 BACKEND = ("--attention-backend", "CUSTOM")
@@ -30,9 +29,8 @@ ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "--kv-cache-dtype": ("auto", "bfloat16"),
     "--dtype": ("auto", "bfloat16"),
     "--decode-context-parallel-size": ("1",),
-    "-dcp": ("1",),
     "--prefill-context-parallel-size": ("1",),
-    "-pcp": ("1",),
+    "--ubatch-size": ("0",),
 }
 # A flag that cannot be given at all, and why, as the end of a sentence.
 REFUSED: dict[str, str] = {
@@ -42,17 +40,10 @@ REFUSED: dict[str, str] = {
     "--kv-cache-dtype-skip-layers": "every layer's cache has the checkpoint's format",
     "--calculate-kv-scales": "scales are stored in the pages",
     "--enable-dbo": "micro-batches that overlap are not handled",
-    "--ubatch-size": "micro-batches that overlap are not handled",
     "--enable-sleep-mode": "what steps read beside the pages would be lost",
 }
-# Flags that hold settings, as JSON or under dotted names, by vLLM's short spelling.
-CONFIGS = {
-    "-sc": "--speculative-config",
-    "-ac": "--attention-config",
-    "-cc": "--compilation-config",
-}
 FUSED_PASS = "fuse_rope_kvcache_cat_mla"
-LOOKED_AT = (*ALLOWED_VALUES, *REFUSED, *CONFIGS.values(), "--scheduling-policy")
+OTHERS = ("--enforce-eager", "--enable-prefix-caching", "--scheduling-policy")
 UNSET = ("none", "false", "0", "no", "off", "n", "f")  # of a switch, as vLLM reads them
 DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 
@@ -76,12 +67,11 @@ def serve_command(model: str, arguments: Sequence[str]) -> list[str]:
     Raises as `check_checkpoint`; UsageError where an argument cannot hold with its cache.
     """
     family = check_checkpoint(model)
-    seen = with_config_file(arguments)
-    _check(seen)
-    given = {name for name, _ in _flags(seen)}
-    named = BACKEND[0] in given or _is_ours(_configs(seen)["-ac"].get("backend"))
+    found = given(with_config_file(arguments), (*ALLOWED_VALUES, *REFUSED, *OTHERS))
+    _check(found)
+    named = BACKEND[0] in found or _is_ours(found.get(ATTENTION, {}).get("backend"))
     require(
-        family not in NOT_COMPILED or "--enforce-eager" in given,
+        family not in NOT_COMPILED or found.get("--enforce-eager", False) is not False,
         f"vllm {VLLM_RELEASE} cannot compile a {family}, whatever its cache: add --enforce-eager",
         UsageError,
     )
@@ -130,72 +120,27 @@ def serve(model: str, arguments: Sequence[str], *, only_print: bool) -> None:
     os.execv(program, command)
 
 
-def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Flags in vLLM's long spelling, with the value that follows, if one does."""
-    for i, argument in enumerate(arguments):
-        if not argument.startswith("-"):
-            continue
-        name, equals, value = argument.partition("=")
-        after = arguments[i + 1] if i + 1 < len(arguments) else None
-        follows = after if after is not None and not after.startswith("--") else None
-        yield name.replace("_", "-"), value if equals else follows
-
-
-def _check(arguments: Sequence[str]) -> None:
-    for name, value in _flags(arguments):
-        flag = name.split(".")[0]
-        reason = REFUSED.get(flag)
-        if flag not in LOOKED_AT and re.match("--.", flag):  # vLLM takes beginnings for the whole
-            meant = next((whole for whole in LOOKED_AT if whole.startswith(flag)), None)
-            require(meant is None, f"{flag} may be {meant}: write the flag out", UsageError)
-        require(reason is None, f"{name} cannot be used with a packed cache: {reason}", UsageError)
-        allowed = ALLOWED_VALUES.get(name)
-        if allowed is not None:
-            choice = f"with a packed cache it must be {' or '.join(allowed)}"
+def _check(found: Mapping[str, Any]) -> None:
+    """Of flags as vLLM reads them, by their long names."""
+    for name, reason in REFUSED.items():
+        on = found.get(name, False) not in (False, "None", "")  # nulls, as vLLM reads them
+        require(not on, f"{name} cannot be used with a packed cache: {reason}", UsageError)
+    for name, allowed in ALLOWED_VALUES.items():
+        if name in found:
+            value, choice = found[name], f"with a packed cache it must be {' or '.join(allowed)}"
             require(bool(value), f"{name} needs a value: {choice}", UsageError)
             require(str(value).lower() in allowed, f"{name} {value}: {choice}", UsageError)
-    configs = _configs(arguments)
-    if configs["-sc"]:
-        _check_draft(configs["-sc"])
-    _check_attention(configs["-ac"])
-    _check_compilation(configs["-cc"])
-    given = dict(_flags(arguments))
+    if found.get(SPECULATIVE):
+        _check_draft(found[SPECULATIVE])
+    _check_attention(found.get(ATTENTION, {}))
+    _check_compilation(found.get(COMPILATION, {}))
+    caching = found.get("--enable-prefix-caching", True) is not False
     require(
-        given.get("--scheduling-policy") != "priority" or "--no-enable-prefix-caching" in given,
+        found.get("--scheduling-policy") != "priority" or not caching,
         f"--scheduling-policy priority: vllm {VLLM_RELEASE} reuses pages of a request that it "
         "preempted before they were computed; add --no-enable-prefix-caching",
         UsageError,
     )
-
-
-def _configs(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What each of CONFIGS is given in all its flags together, by its short spelling."""
-    found: dict[str, dict[str, Any]] = {short: {} for short in CONFIGS}
-    shorts = {name: short for short, long in CONFIGS.items() for name in (short, long)}
-    for name, value in _flags(arguments):
-        flag, _, path = name.partition(".")
-        if flag not in shorts:
-            continue
-        require(bool(value), f"{name} needs a value", UsageError)
-        given = _json(value)
-        for key in reversed(path.replace("-", "_").split(".") if path else ()):
-            given = {key: given}
-        require(isinstance(given, dict), f"{name} {value!r} is not a JSON object", UsageError)
-        found[shorts[flag]] = _merged(found[shorts[flag]], given)
-    return found
-
-
-def _json(value: str | None) -> Any:
-    """A value as vLLM reads it: JSON, or else the text itself."""
-    try:
-        return json.loads(value or "")
-    except ValueError:
-        return value
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key for key in new if isinstance(old.get(key), dict) and isinstance(new[key], dict)}
-    return {**old, **new, **{key: _merged(old[key], new[key]) for key in both}}
 
 
 def _is_ours(backend: Any) -> bool:
@@ -206,7 +151,9 @@ def _check_attention(attention: Mapping[str, Any]) -> None:
     """The backend has two flags in vLLM, and one more for each kind of cache."""
     kinds = attention.get("backend_per_kind")
     of_kinds = list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
-    chosen = [b for b in (attention.get("backend"), *of_kinds) if str(b) not in ("None", "auto")]
+    chosen = [
+        b for b in (attention.get("backend"), *of_kinds) if str(b).lower() not in ("none", "auto")
+    ]
     other = next((backend for backend in chosen if not _is_ours(backend)), None)
     require(
         other is None,
@@ -227,6 +174,7 @@ def _check_compilation(compilation: Mapping[str, Any]) -> None:
 
 
 def _check_draft(draft: Mapping[str, Any]) -> None:
+    draft = {key.replace("-", "_"): value for key, value in draft.items()}
     method = draft.get("method")
     require(
         method in DRAFTS_WITHOUT_CACHE,
@@ -236,7 +184,7 @@ def _check_draft(draft: Mapping[str, Any]) -> None:
     )
     count = str(draft.get("num_speculative_tokens", 1))
     require(
-        count.isdecimal() and 1 <= int(count) <= MOST_DRAFT_TOKENS,
+        count in map(str, range(1, MOST_DRAFT_TOKENS + 1)),
         f"--speculative-config has num_speculative_tokens {count}: it must be 1 to "
         f"{MOST_DRAFT_TOKENS}",
         UsageError,

@@ -1,7 +1,7 @@
 """`vllm serve --config FILE`: the settings of a YAML file as the flags that vLLM makes of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,29 @@ def with_config_file(arguments: Sequence[str]) -> list[str]:
     require(arguments.count(FLAG) == 1, f"{FLAG} is given more than once", UsageError)
     at = arguments.index(FLAG)
     require(at + 1 < len(arguments), f"{FLAG} needs a value: a .yaml file", UsageError)
-    settings = _read(arguments[at + 1])
-    made = [word for name, value in settings.items() for word in _flag(str(name), value)]
+    made = _flags_of(arguments[at + 1])
     return [*made, *arguments[:at], *arguments[at + 2 :]]
 
 
-def _read(file: str) -> Mapping[Any, Any]:
+def _flags_of(file: str) -> list[str]:
     said = f"{FLAG} {file}"
-    require(file.endswith((".yaml", ".yml")), f"{said}: must be a .yaml or .yml file", UsageError)
+    known = file.split(".")[-1] in ("yaml", "yml")
+    require(known, f"{said}: must be a .yaml or .yml file", UsageError)
     try:
+        require(Path(file).is_file() or not Path(file).exists(), f"{said} is no file", UsageError)
         found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{said} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # constructors of YAML's own types fail in many ways
         raise UsageError(f"{said} is not valid YAML: {one_line(error)}") from None
-    require(isinstance(found, dict), f"{said} holds no settings by name", UsageError)
-    return dict(found)
+    by_name = isinstance(found, dict) and all(isinstance(name, str) for name in found)
+    require(by_name, f"{said} holds no settings by name", UsageError)
+    try:
+        return [word for name, value in found.items() for word in _flag(name, value)]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{said} holds what is no setting: {one_line(error)}") from None
 
 
 def _flag(name: str, value: Any) -> list[str]:
@@ -45,4 +52,4 @@ def _flag(name: str, value: Any) -> list[str]:
         return [f"--{name}"] if value else []
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)] if value else []
-    return [f"--{name}", json.dumps(value, default=str) if isinstance(value, dict) else str(value)]
+    return [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
