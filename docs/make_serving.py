@@ -102,23 +102,35 @@ def tables(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-COUNTED = ("preemptions", "recomputed_tokens", "max_running", "steps")
+COUNTED = ("layers", "pool_bytes", "preemptions", "recomputed_tokens", "max_running", "steps")
+
+
+def _counts(rows: Sequence[Row]) -> dict[tuple[str, str], set[tuple[int, ...]]]:
+    """By job and variant, what has no clock in it, of every run."""
+    found: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for row in rows:
+        seen = found.setdefault((row["job"], row["variant"]), set())
+        seen.add(tuple(row[name] for name in COUNTED))
+    return found
 
 
 def again_table(first: Sequence[Row], second: Sequence[Row]) -> str:
-    """Two runs of the same jobs: ratios to the unquantised cache, and whether counts agree."""
+    """Jobs and caches of two runs: ratios to the unquantised cache, and whether counts agree."""
     head = "| job | layers | cache | x bf16 | before | runs | bf16's | counts of both |"
     lines = [head, "|---|---:|---|---:|---:|---:|---:|---|"]
-    before = jobs(first)
+    then, counts = jobs(first), [_counts(rows) for rows in (first, second)]
     for job, now in jobs(second).items():
-        for variant in [name for name in now if name != "bf16" and "bf16" in now]:
+        before = then.get(job, {})
+        for variant in [name for name in now if name != "bf16" and name in before]:
+            if "bf16" not in now or "bf16" not in before:
+                continue
             both = (variant, "bf16")
-            same = all(now[x][name] == before[job][x][name] for x in both for name in COUNTED)
+            same = all(counts[0][job, x] == counts[1][job, x] for x in both)
             cells = (
                 job,
                 f"{now[variant]['layers']:.0f}",
                 variant,
-                *(f"{gain(found, variant):.2f}" for found in (now, before[job])),
+                *(f"{gain(found, variant):.2f}" for found in (now, before)),
                 *(str(now[name]["runs"]) for name in both),
                 "the same" if same else "others",
             )

@@ -1,9 +1,9 @@
-"""Turns .txt files into the mix that `tokenizer.py` and `train.py` read.
+"""Turns .txt and .txt.xz files into the mix that `tokenizer.py` and `train.py` read.
 
     python training/prepare_text.py BOOKS_FOLDER docs.txt ... --out MIX.txt.xz \
         --held-out src/quantmla/assets/text/heldout.txt src/quantmla/assets/text/calibration.txt.xz
 
-A folder stands for every .txt file below it. A file is one document, or several with a line that
+A folder stands for every such file below it. A file is one document, or several with a line that
 holds only U+001E between them. Documents are cut to `--max-chars`; those that share a run of
 `--span` words with a held-out text, and empty and repeated ones, are dropped. What is left is
 shuffled, since `train.py` takes the words of its tasks from the front, and written as xz.
@@ -21,6 +21,7 @@ from tokenizer import SEPARATOR
 
 MAX_CHARS = 400_000  # of one document, so that no long book outweighs the others
 SPAN_WORDS = 13
+SUFFIXES = (".txt", ".txt.xz")
 WORD = re.compile(r"[^\W_]+")
 
 
@@ -39,8 +40,8 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += sorted(path.rglob("*.txt"))
-        elif path.name.endswith((".txt", ".txt.xz")) and path.is_file():
+            files += sorted(f for end in SUFFIXES for f in path.rglob(f"*{end}") if f.is_file())
+        elif path.name.endswith(SUFFIXES) and path.is_file():
             files.append(path)
         else:
             raise ValueError(f"{path} is neither a .txt or .txt.xz file nor a folder")
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("text", nargs="+", type=Path, help=".txt(.xz) files, or folders of .txt")
+    parser.add_argument("text", nargs="+", type=Path, help=".txt(.xz) files, or folders of them")
     parser.add_argument("--out", type=Path, required=True, help="the mix, an .xz file")
     parser.add_argument("--held-out", nargs="+", type=Path, default=[], help="texts to keep out")
     parser.add_argument("--max-chars", type=int, default=MAX_CHARS, help="of one document")
@@ -119,9 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--max-chars {args.max_chars} and --span {args.span} must be at least 1")
     try:
         held_out = list(documents(text_files(args.held_out)))
-        made = prepare(
-            documents(text_files(args.text)), held_out, max_chars=args.max_chars, words=args.span
-        )
+        files = [path for path in text_files(args.text) if path.resolve() != args.out.resolve()]
+        made = prepare(documents(files), held_out, max_chars=args.max_chars, words=args.span)
     except ValueError as error:
         parser.error(str(error))
     if not made.documents:

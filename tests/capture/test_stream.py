@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quantmla.arch import adapter_for
 from quantmla.capture import decoder
+from quantmla.capture.layer import LayerCapture
 from quantmla.capture.record import attentions, recording
 from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
 from quantmla.checkpoint.source import open_source
@@ -43,9 +44,11 @@ def copied(found: CapturedSite) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def whole_model(folder: Path, tokens_BS: Tensor) -> dict[str, dict[str, Tensor]]:
+def whole_model(
+    folder: Path, tokens_BS: Tensor, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> dict[str, dict[str, Tensor]]:
     """What stock transformers computes in one go, in the same batches: per site, in order."""
-    model = load(folder).model
+    model = load(folder, dtype).model.to(device)  # RoPE's frequencies stay float32
     modules = {str(index): module for index, module in enumerate(attentions(model))}
     out: dict[str, dict[str, list[Tensor]]] = {name: {} for name in modules}
     for name, module in modules.items():
@@ -54,11 +57,20 @@ def whole_model(folder: Path, tokens_BS: Tensor) -> dict[str, dict[str, Tensor]]
         )
     with recording(modules) as taken:
         for begin in range(0, len(tokens_BS), BATCH):
-            model(input_ids=tokens_BS[begin : begin + BATCH], use_cache=False)
+            model(input_ids=tokens_BS[begin : begin + BATCH].to(device), use_cache=False)
             for name, values in taken.items():
                 for key, x in values.items():
-                    out[name].setdefault(key, []).append(x)
+                    out[name].setdefault(key, []).append(x.cpu())
     return {name: {key: torch.cat(xs) for key, xs in v.items()} for name, v in out.items()}
+
+
+def require_equal(got: LayerCapture, expected: dict[str, Tensor]) -> None:
+    """The same numbers as in a forward pass of the whole model, bit for bit."""
+    assert torch.equal(got.unit_latent_BSR, expected["unit_latent"])
+    query = expected["query"].split((got.q_content_BSNP.shape[-1], got.q_rope_BSNE.shape[-1]), -1)
+    assert torch.equal(got.q_content_BSNP, query[0])
+    assert torch.equal(got.q_rope_BSNE, to_interleaved(query[1], got.rope_order))
+    assert torch.equal(got.k_rope_BSE, to_interleaved(expected["k_rope"], got.rope_order))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,14 +85,7 @@ def test_captures_are_the_models_own_and_give_its_attention_output(
     assert [found.site for found in seen] == adapter.sites(source.config, source.names)
     assert len(seen) == len(whole)
     for (site, got), expected in zip(seen, whole, strict=True):
-        # the same numbers as in a forward pass of the whole model, bit for bit
-        assert torch.equal(got.unit_latent_BSR, expected["unit_latent"])
-        query = expected["query"].split(
-            (got.q_content_BSNP.shape[-1], got.q_rope_BSNE.shape[-1]), -1
-        )
-        assert torch.equal(got.q_content_BSNP, query[0])
-        assert torch.equal(got.q_rope_BSNE, to_interleaved(query[1], got.rope_order))
-        assert torch.equal(got.k_rope_BSE, to_interleaved(expected["k_rope"], got.rope_order))
+        require_equal(got, expected)
         # and, with the adapter's weights, they mean what the readable attention takes them for
         weights = adapter.read(source, site)
         name = f"{site.prefix}.o_proj.bias"
@@ -408,19 +413,8 @@ def test_a_device_sees_what_the_whole_model_sees_there(
     dtype: torch.dtype, device: str, tiny_checkpoint: Folder, tmp_path: Path
 ) -> None:
     folder, ids = tiny_checkpoint("deepseek_v3"), tokens()
-    model = load(folder, dtype).model.to(device)  # RoPE's frequencies stay float32
-    modules = {str(index): module for index, module in enumerate(attentions(model))}
-    with torch.no_grad(), recording(modules) as taken:
-        model(input_ids=ids[:BATCH].to(device), use_cache=False)
-    for found, expected in zip(
-        capture(folder, ids, device=device, dtype=dtype, workdir=tmp_path, memory_limit=0),
-        taken.values(),
-        strict=True,
-    ):
-        got = found.capture
-        assert got.unit_latent_BSR.device.type == "cpu"
-        # the same kernels on the same shapes
-        assert torch.equal(got.unit_latent_BSR[:BATCH], expected["unit_latent"].cpu())
-        assert torch.equal(
-            got.k_rope_BSE[:BATCH], to_interleaved(expected["k_rope"].cpu(), got.rope_order)
-        )
+    whole = whole_model(folder, ids, dtype, device).values()
+    seen = capture(folder, ids, device=device, dtype=dtype, workdir=tmp_path, memory_limit=0)
+    for found, expected in zip(seen, whole, strict=True):
+        assert found.capture.unit_latent_BSR.device.type == "cpu"
+        require_equal(found.capture, expected)

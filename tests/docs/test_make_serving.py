@@ -91,9 +91,14 @@ def test_a_second_run_stands_beside_the_first(places):
     (folder / "serve_h200_20260203_2.json").write_text(json.dumps(second))
     text, _ = make_serving.render(folder, page)
     assert "| 64 x (4K + 2K) | 5 | c4r4 | 1.25 | 1.50 | 2 | 1 | others |" in text
-    (folder / "serve_h200_20260203_2.json").write_text(json.dumps(first))
+    other = [x | {"job": "in one run only"} for x in (row, packed)] + [row | {"variant": "c2r4"}]
+    second = {"environment": ENVIRONMENT, "rows": [row, packed, *other]}
+    (folder / "serve_h200_20260203_2.json").write_text(json.dumps(second))
     text, _ = make_serving.render(folder, page)
     assert "| 64 x (4K + 2K) | 5 | c4r4 | 1.50 | 1.50 | 1 | 1 | the same |" in text
+    table = text.split("<!-- again: generated -->")[1].split("<!-- end")[0]
+    assert "c2r4" not in table
+    assert "one run only" not in table
 
 
 def test_a_job_that_bf16_has_not_run_has_no_ratio(places):

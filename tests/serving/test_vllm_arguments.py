@@ -36,9 +36,17 @@ def test_the_last_of_a_flag_counts():
 
 
 def test_settings_under_dotted_names_are_one_config():
-    arguments = ["-cc.a.b", "1", "-cc.a.c=x", "-ac.backend", "--odd", "--speculative-config", "{}"]
-    wanted = {COMPILATION: {"a": {"b": 1, "c": "x"}}, ATTENTION: {"backend": "--odd"}}
-    assert given(arguments, ()) == wanted | {SPECULATIVE: {}}
+    arguments = [
+        "-cc.a.b",
+        "1",
+        "-cc.a.c=x",
+        "-ac.backend",
+        "--dtype",
+        "--speculative-config",
+        "{}",
+    ]
+    wanted = {COMPILATION: {"a": {"b": 1, "c": "x"}}, ATTENTION: {"backend": "--dtype"}}
+    assert given(arguments, PLAIN) == wanted | {SPECULATIVE: {}}
 
 
 @pytest.mark.parametrize(

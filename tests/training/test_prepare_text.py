@@ -90,6 +90,19 @@ def test_faults_are_named(tmp_path, capsys):
     assert not (tmp_path / "mix.txt.xz").exists()
 
 
+def test_a_folders_packed_texts_are_kept_out_too(tmp_path):
+    """The command of training/README.md names the folder of the packaged texts."""
+    folder = tmp_path / "books"
+    folder.mkdir()
+    packed, plain = (next(documents([ASSETS / n])) for n in ("calibration.txt.xz", "heldout.txt"))
+    for name, text in (("a", packed[5000:9000]), ("b", plain[5000:9000]), ("c", words(300, 1))):
+        (folder / f"{name}.txt").write_text(text)
+    arguments = [str(folder), "--out", str(folder / "mix.txt.xz"), "--held-out", str(ASSETS)]
+    for _ in range(2):  # the second time, an earlier mix is in the folder
+        main(arguments)
+        assert read_mix(folder / "mix.txt.xz") == [words(300, 1)]
+
+
 def test_packaged_texts_share_no_span():
     calibration, held_out = (
         set(spans("\n".join(documents([ASSETS / name]))))
