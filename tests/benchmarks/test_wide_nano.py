@@ -7,7 +7,7 @@ import torch
 import wide_nano
 
 from quantmla.checkpoint.source import open_source
-from quantmla.serving.command import ALLOWED_VALUES
+from quantmla.serving.refusals import ALLOWED_VALUES
 from quantmla.verify import load_model
 
 # Two roundings of one size differ by up to the square root of 2 in their root mean square, and a

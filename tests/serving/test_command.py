@@ -14,7 +14,7 @@ from quantmla.errors import QuantMLAError, UnsupportedModel, UsageError
 from quantmla.quant.format import parse_format
 from quantmla.serve.settings import NOT_COMPILED, SERVED_FAMILIES
 from quantmla.serving import command as serving
-from quantmla.serving.command import FUSED_PASS, check_machine, serve_command
+from quantmla.serving.command import check_machine, serve_command
 
 
 @pytest.fixture
@@ -38,89 +38,6 @@ def test_the_backend_is_not_named_twice(folder):
     assert serve_command(out, given) == ["vllm", "serve", out, *given]
     given = ["--attention-config.backend", "CUSTOM"]  # vLLM takes one of the two alone
     assert serve_command(out, given) == ["vllm", "serve", out, *given]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--attention-backend FLASHMLA", "--attention-backend FLASHMLA"),
-        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8: .* auto or bfloat16"),
-        ("--kv_cache_dtype=fp8_e4m3", "--kv-cache-dtype fp8_e4m3"),
-        ("--block-size 16", "--block-size 16: .* must be 64"),
-        ("--dtype half", "--dtype half"),
-        ("--decode-context-parallel-size 2", "--decode-context-parallel-size 2"),
-        ("-dcp 2", "--decode-context-parallel-size 2"),
-        ("-pcp=2", "--prefill-context-parallel-size 2"),
-        ("--ubatch-size 2", "--ubatch-size 2: .* must be 0"),
-        ("--prefill-context-parallel-size=4", "--prefill-context-parallel-size 4"),
-        ('--kv-transfer-config {"kv_connector":"X"}', "--kv-transfer-config"),
-        ("--kv-transfer-config.kv_connector X", "--kv-transfer-config cannot be used"),
-        ("--kv-offloading-size 4", "--kv-offloading-size"),
-        ("--disable-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager"),
-        ("--kv-cache-dtype-skip-layers 0", "--kv-cache-dtype-skip-layers"),
-        ("--calculate-kv-scales", "--calculate-kv-scales"),
-        ("--enable-dbo", "--enable-dbo"),
-        ("--enable-sleep-mode", "--enable-sleep-mode"),
-        ("--no-enable-dbo --enable-dbo", "--enable-dbo"),
-        ("--kv-cache-dtype auto --kv-cache-dtype fp8", "--kv-cache-dtype fp8"),
-        (
-            "--scheduling-policy priority --no-enable-prefix-caching --enable-prefix-caching",
-            "add --no-enable-prefix-caching",
-        ),
-        ("--scheduling-policy priority", "add --no-enable-prefix-caching"),
-        ("--scheduling-policy=priority --enable-prefix-caching", "--no-enable-prefix-caching"),
-        ('--speculative-config {"method":"mtp"}', "'mtp'.* one of ngram,"),
-        ("--speculative-config.method eagle3", "'eagle3'"),
-        ('-sc {"model":"x/y"}', "None"),
-        ("--spec-method mtp --spec-tokens 1", "'mtp'"),
-        ("--spec-method ngram --spec-tokens 99", "num_speculative_tokens 99"),
-        ('-sc {"method":"ngram","num-speculative-tokens":99}', "num_speculative_tokens 99"),
-        (f'-sc {{"method":"ngram","num_speculative_tokens":"{"9" * 5000}"}}', "must be 1 to 15"),
-        ("--speculative-config nonsense", "'nonsense' is not a JSON object"),
-        ("--block-s 16", "--block-s may be --block-size: write the flag out"),
-        ("--spec-t 99", "--spec-t may be --spec-tokens"),
-        ("--no-enforce-e", "--no-enforce-e may be --enforce-eager"),
-        ("-pc 2", "-pc may be --prefill-context-parallel-size"),
-        ("-s.method mtp", "-s may be --speculative-config"),
-        ("--conf x.yaml", "--conf may be --config"),
-        ("--config=x.yaml", "--config=x.yaml: write --config x.yaml"),
-        ("--block-size", "--block-size needs a value: .* must be 64"),
-        ("--kv-cache-dtype= --port 1", "--kv-cache-dtype needs a value: .* auto or bfloat16"),
-        ("--speculative-config --port 1", "--speculative-config needs a value"),
-        ("--attention-config.backend FLASHMLA", "backend FLASHMLA: .* must be CUSTOM"),
-        ('-ac={"backend":"TRITON_MLA"}', "--attention-config has backend TRITON_MLA"),
-        ('-ac {"backend_per_kind":{"mla_attention":"FLASHMLA"}}', "backend FLASHMLA"),
-        (f'--compilation_config {{"pass_config":{{"{FUSED_PASS}":true}}}}', f"{FUSED_PASS} True"),
-        (f"-cc.pass_config.{FUSED_PASS}=1", f"pass_config.{FUSED_PASS} 1: it would write"),
-        (
-            '--speculative-config {"method":"ngram","num_speculative_tokens":16}',
-            "num_speculative_tokens 16: it must be 1 to 15",
-        ),
-    ],
-)
-def test_r40_what_cannot_hold_is_refused_by_the_name_of_its_flag(folder, arguments, words):
-    with pytest.raises(UsageError, match=words):
-        serve_command(folder(), arguments.split(" "))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ['--speculative-config={"method":"ngram","num_speculative_tokens":4}'],
-        ["--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"],
-        ["--tensor-parallel-size", "2", "--dtype", "bfloat16", "-dcp", "1"],
-        ["--no-enable-prefix-caching", "--max-num-batched-tokens", "2048"],
-        ["--attention-config.backend", "auto", f"-cc.pass_config.{FUSED_PASS}=false"],
-        ["-cc", "{}", "-ac", '{"backend":"AUTO"}', "--ubatch-size", "0", "--kv-transfer-config="],
-        ["--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto"],  # the last one counts
-        ["--enable-dbo", "--no-enable-dbo", "--kv-transfer-config", "None", "-dc", "{}"],
-        ["--scheduling-policy", "priority", "--no-enable-prefix-caching"],
-        ["--spec-method", "ngram", "--spec-tokens", "3", "-sc.prompt_lookup_max", "4"],
-        ["--spec-method", "None", "--speculative-config", "None"],
-    ],
-)
-def test_what_can_hold_is_passed_on(folder, arguments):
-    assert serve_command(folder(), arguments)[-len(arguments) :] == arguments
 
 
 def test_a_model_that_is_not_quantized_is_refused(folder):

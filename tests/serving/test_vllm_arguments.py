@@ -9,10 +9,12 @@ from itertools import chain
 import pytest
 
 from quantmla.errors import UsageError
-from quantmla.serving.vllm_arguments import ATTENTION, COMPILATION, SPECULATIVE, given
+from quantmla.serving.vllm_arguments import ATTENTION, COMPILATION, SPECULATIVE, Known, given
 
 PLAIN = ("--dtype", "--block-size", "--scheduling-policy")
 SWITCHES = ("--enforce-eager", "--enable-prefix-caching", "--enable-dbo", "--enable-sleep-mode")
+KNOWN = Known((*PLAIN, "--decode-context-parallel-size"), SWITCHES)
+NOTHING = Known((), ())
 WORDS = (
     *(["--dtype", value] for value in ("auto", "half", "bfloat16")),
     *(["--block-size=16"], ["--block_size", "64"], ["--scheduling_policy", "priority"]),
@@ -26,13 +28,14 @@ WORDS = (
     *(["-ac.backend", "CUSTOM"], ["-ac", '{"flash_attn_version":3}'], ["-a.backend", "CUSTOM"]),
     *(["--attention-config.flash_attn_version", "2"], ["--attention_config.backend=CUSTOM"]),
     *(["--spec-tokens", "4"], ["--spec-method", "ngram"], ["--spec-m", "mtp"]),
+    *(["-O2.0"], ["-O", "2"], ["-O3"], ["--kv-cache-dtype", "auto"]),
     *(["-cc.pass_config.fuse_norm_quant", "true"], ["-cc", '{"pass_config":{}}']),
 )
 
 
 def test_the_last_of_a_flag_counts():
     arguments = ["--dtype", "half", "--dtype=auto", "--enforce-eager", "--no-enforce_eager"]
-    assert given(arguments, PLAIN + SWITCHES) == {"--dtype": "auto", "--enforce-eager": False}
+    assert given(arguments, KNOWN) == {"--dtype": "auto", "--enforce-eager": False}
 
 
 def test_settings_under_dotted_names_are_one_config():
@@ -46,7 +49,7 @@ def test_settings_under_dotted_names_are_one_config():
         "{}",
     ]
     wanted = {COMPILATION: {"a": {"b": 1, "c": "x"}}, ATTENTION: {"backend": "--dtype"}}
-    assert given(arguments, PLAIN) == wanted | {SPECULATIVE: {}}
+    assert given(arguments, KNOWN) == wanted | {SPECULATIVE: {}}
 
 
 @pytest.mark.parametrize(
@@ -60,12 +63,12 @@ def test_settings_under_dotted_names_are_one_config():
 )
 def test_a_config_in_parts_of_which_vllm_keeps_one_is_refused(arguments):
     with pytest.raises(UsageError, match="--attention-config is given in several parts"):
-        given(arguments, ())
+        given(arguments, NOTHING)
 
 
 def test_json_that_is_nested_too_deeply_is_a_sentence():
     with pytest.raises(UsageError, match="-ac "):
-        given(["-ac", "[" * 100_000], ())
+        given(["-ac", "[" * 100_000], NOTHING)
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
@@ -87,7 +90,7 @@ def test_vllms_parser_ends_with_the_same(monkeypatch):
         except (SystemExit, IndexError):
             continue
         try:
-            found = given(arguments, PLAIN + SWITCHES + ("--decode-context-parallel-size",))
+            found = given(arguments, KNOWN)
         except UsageError:
             refused += 1
             continue
@@ -97,12 +100,12 @@ def test_vllms_parser_ends_with_the_same(monkeypatch):
             assert str(found.get(flag, seen)) == str(wanted)
         for flag in SWITCHES:
             seen, wanted = (getattr(x, flag[2:].replace("-", "_")) for x in (unset, vllm))
-            assert (found[flag] is not False if flag in found else bool(seen)) == bool(wanted)
+            assert bool(found.get(flag, seen)) == bool(wanted)
         parallel = found.get("--decode-context-parallel-size", 1)
         assert int(parallel) == vllm.decode_context_parallel_size
         drafts = {"method": vllm.spec_method, "num_speculative_tokens": vllm.spec_tokens}
         drafts = {key: str(value) for key, value in drafts.items() if value is not None}
-        assert found.get(SPECULATIVE, {}) == (vllm.speculative_config or {}) | drafts
+        assert (found.get(SPECULATIVE) or {}) == (vllm.speculative_config or {}) | drafts
         backend = vllm.attention_config.backend
         named = found.get(ATTENTION, {}).get("backend")
         assert (None if backend is None else backend.name) == named

@@ -12,6 +12,9 @@ CONFIG_VERSION = 1
 # model types of vLLM's latent attentions that the plugin was written for
 SERVED_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "longcat_flash")
 SERVED_FORMATS = ("c4r4", "c2r4")
+CACHE_DTYPES = ("auto", "bfloat16")  # vLLM's name of the cache's type; the format says what it is
+DRAFTERS = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")  # without a latent cache
+MAX_DRAFTS = 15  # tokens of a request that one step may take back
 TIED_HEAD = (
     "ties its head to its embeddings (tie_word_embeddings in config.json), and vLLM's classes of "
     "these models do not load that, with or without quantmla"

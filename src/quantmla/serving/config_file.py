@@ -41,6 +41,7 @@ def _flags_of(file: str) -> list[str]:
         raise UsageError(f"{said} is not valid YAML: {one_line(error)}") from None
     by_name = isinstance(found, dict) and all(isinstance(name, str) for name in found)
     require(by_name, f"{said} holds no settings by name", UsageError)
+    require(FLAG[2:] not in found, f"{said} names a file itself, which vLLM ignores", UsageError)
     try:
         return [word for name, value in found.items() for word in _flag(name, value)]
     except (TypeError, ValueError, RecursionError) as error:

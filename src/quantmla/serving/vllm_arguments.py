@@ -1,19 +1,20 @@
 """Arguments of `vllm serve` as vLLM reads them.
 
-Dashes and underscores are alike, the last of a flag counts, `--no-X` takes `--X` back, and the
-settings of a config are JSON or follow the flag's name after a dot.
+Dashes and underscores are alike, and the last of a flag counts: `--no-X` takes `--X` back. Settings
+of a config are JSON, or follow the flag's name after a dot; vLLM puts the latter behind all others.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from quantmla.errors import UsageError, require
 from quantmla.serving.config_file import FLAG as CONFIG_FILE
 
 ATTENTION, COMPILATION = "--attention-config", "--compilation-config"
-SPECULATIVE = "--speculative-config"
-CONFIGS = (ATTENTION, COMPILATION, SPECULATIVE)
+SPECULATIVE, TRANSFER = "--speculative-config", "--kv-transfer-config"
+CONFIGS = (ATTENTION, COMPILATION, SPECULATIVE, TRANSFER)
 SHORT = {
     "-ac": ATTENTION,
     "-cc": COMPILATION,
@@ -27,21 +28,34 @@ DRAFT_FLAGS = {  # what vLLM writes into the speculative config
     "--spec-model": "model",
     "--spec-tokens": "num_speculative_tokens",
 }
-UNSET_WORDS = ("None", "", None)  # which vLLM takes for a flag that is not given
+OPTIONAL = (*DRAFT_FLAGS, "--kv-offloading-size")  # may be given as one of NOT_GIVEN
+NOT_GIVEN = ("None", "")
+MOST_NAMES = 20  # after dots
 
 
-def given(arguments: Sequence[str], looked_at: Collection[str]) -> dict[str, Any]:
-    """What vLLM makes of flags that are `looked_at`, configs and drafts, by their long names.
+class Known(NamedTuple):
+    """Flags to look for, in their long spelling."""
 
-    A config is a dict, a flag that was taken back False, any other its last value; None where no
-    value follows. UsageError for what cannot be told: a shortened flag, a config in several parts.
+    values: tuple[str, ...]  # one value follows, or several
+    switches: tuple[str, ...]
+
+    @property
+    def all(self) -> set[str]:
+        return {*self.values, *self.switches, *CONFIGS, *DRAFT_FLAGS, CONFIG_FILE}
+
+
+def given(arguments: Sequence[str], known: Known) -> dict[str, Any]:
+    """What vLLM makes of the flags that are known, by their long names.
+
+    A switch is True or False, a config a dict (None where it is given as null), any other flag its
+    last value, or None where no value follows. Flags of DRAFT_FLAGS stand in the speculative
+    config. UsageError for what cannot be told: a shortened flag, a config in several parts.
     """
-    whole = {*looked_at, *CONFIGS, *DRAFT_FLAGS, CONFIG_FILE}
     found: dict[str, Any] = {}
     ways: dict[str, str] = {}  # how a config was given
     for name, path, value in _flags(arguments):
-        flag = SHORT.get(name, name)
-        _require_written_out(name, whole)
+        flag, negated = SHORT.get(name, name), f"--{name[5:]}"
+        _require_written_out(name, known)
         require(flag != CONFIG_FILE, f"{name}={value}: write {CONFIG_FILE} {value}", UsageError)
         if flag in CONFIGS:
             way = name if path else "JSON"
@@ -51,15 +65,18 @@ def given(arguments: Sequence[str], looked_at: Collection[str]) -> dict[str, Any
                 "JSON or under dotted names",
                 UsageError,
             )
-            found[flag] = _merged(found.get(flag, {}), _settings(name, path, value))
-        elif flag.startswith("--no-") and f"--{flag[5:]}" in whole:
-            found[f"--{flag[5:]}"] = False
-        elif flag in whole:
+            settings = _settings(name, path, value)
+            found[flag] = _merged(found[flag], settings) if flag in found else settings
+        elif name.startswith("--no-") and negated in known.switches:
+            found[negated] = False
+        elif flag in known.switches:
+            found[flag] = True
+        elif flag in known.all:
             found[flag] = value
+    found = {k: v for k, v in found.items() if not (k in OPTIONAL and v in NOT_GIVEN)}
     drafts = {key: found.pop(flag) for flag, key in DRAFT_FLAGS.items() if flag in found}
-    drafts = {key: value for key, value in drafts.items() if value not in UNSET_WORDS}
     if drafts:
-        found[SPECULATIVE] = found.get(SPECULATIVE, {}) | drafts
+        found[SPECULATIVE] = (found.get(SPECULATIVE) or {}) | drafts
     return found
 
 
@@ -67,7 +84,8 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...], str
     """Flags, the names after their dots, and the value that follows, if one does."""
     taken = -1  # a value that is no flag, whatever it begins with
     for i, argument in enumerate(arguments):
-        if i == taken or not argument.startswith("-"):
+        level = argument.startswith("-O")  # vLLM's -O2, which may have a dot
+        if i == taken or level or not argument.startswith("-"):
             continue
         word, equals, value = argument.partition("=")
         name, *path = word.split(".")
@@ -80,34 +98,47 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...], str
         yield name, tuple(path), value if equals else follows
 
 
-def _require_written_out(name: str, whole: Collection[str]) -> None:
+def _require_written_out(name: str, known: Known) -> None:
     """vLLM takes the beginning of a flag for all of it."""
-    bare = f"--{name[5:]}" if name.startswith("--no-") else name
-    if bare in whole or name in (*SHORT, *OTHER_SHORT, "-", "--", "--no-"):
+    if name in ("-", "--", *OTHER_SHORT):
         return
-    known = sorted(whole) if name.startswith("--") else SHORT
-    meant = next((flag for flag in known if flag.startswith((name, bare))), None)
-    meant = SHORT.get(str(meant), meant)
-    require(meant is None, f"{name} may be {meant}: write the flag out", UsageError)
+    flags = {flag: flag for flag in known.all} | SHORT
+    flags |= {f"--no-{flag[2:]}": flag for flag in known.switches}
+    meant = sorted(whole for flag, whole in flags.items() if flag.startswith(name))
+    require(
+        name in flags or not meant,
+        f"{name} may be {meant[0] if meant else ''}: write the flag out",
+        UsageError,
+    )
 
 
-def _settings(name: str, path: Sequence[str], value: str | None) -> Mapping[str, Any]:
+def _settings(name: str, path: Sequence[str], value: str | None) -> dict[str, Any] | None:
     said = ".".join((name, *path))
-    require(bool(value), f"{said} needs a value", UsageError)
+    require(value is not None, f"{said} needs a value", UsageError)
+    assert value is not None
+    if not path and value in NOT_GIVEN:
+        return None
+    require(len(path) <= MOST_NAMES, f"{name} is nested too deeply", UsageError)
+    settings: Any = value
     try:
-        settings = json.loads(value or "")
+        settings = json.loads(_plain_numbers(value))
     except RecursionError:
         raise UsageError(f"{said} is nested too deeply") from None
-    except ValueError:
-        settings = value
-    if not path and settings in UNSET_WORDS:
-        return {}
+    except ValueError:  # a text, as vLLM takes it
+        pass
     for key in reversed(path):
         settings = {key: settings}
     require(isinstance(settings, dict), f"{said} {value!r} is not a JSON object", UsageError)
     return dict(settings)
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_numbers(value: str) -> str:
+    """JSON without the suffix of numbers such as 1k; we look at none of these."""
+    text_or_number = r'("(?:[^"\\]|\\.)*")|\b(\d+(?:\.\d+)?)[kKmMgGtT]\b'
+    return re.sub(text_or_number, lambda found: found[1] or found[2], value)
+
+
+def _merged(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:
+    old, new = old or {}, new or {}
     both = {key for key in new if isinstance(old.get(key), dict) and isinstance(new[key], dict)}
     return {**old, **new, **{key: _merged(old[key], new[key]) for key in both}}

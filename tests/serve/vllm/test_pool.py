@@ -2,7 +2,8 @@ import pytest
 
 from quantmla.errors import UsageError
 from quantmla.quant.format import parse_format
-from quantmla.serve.vllm.pool import MAX_DRAFTS, pool_layout, short_chunk
+from quantmla.serve.settings import MAX_DRAFTS
+from quantmla.serve.vllm.pool import pool_layout, short_chunk
 
 
 @pytest.mark.parametrize(

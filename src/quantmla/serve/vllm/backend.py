@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from quantmla.serve.settings import CACHE_DTYPES
 from quantmla.serve.vllm.engine import AttentionBackend, MLACommonBackend, MultipleOf
-from quantmla.serve.vllm.support import CACHE_DTYPES
 
 PAGE_SIZE = 64  # tokens of a packed page that the kernels take
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quantmla.kernels.api import Tokens
+from quantmla.serve.settings import MAX_DRAFTS
 from quantmla.serve.vllm.engine import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -24,7 +25,7 @@ from quantmla.serve.vllm.engine import (
     init_logger,
 )
 from quantmla.serve.vllm.plans import StepPlans
-from quantmla.serve.vllm.pool import MAX_DRAFTS, divided_chunk, short_chunk
+from quantmla.serve.vllm.pool import divided_chunk, short_chunk
 from quantmla.serve.vllm.step import (
     Calls,
     ContextChunk,

@@ -11,8 +11,8 @@ from quantmla.errors import UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import bf16_row_bytes, page_layout
 from quantmla.quant.page import require_byte_layout
+from quantmla.serve.settings import MAX_DRAFTS
 
-MAX_DRAFTS = 15  # tokens of a request that one step may take back
 SHORT_CHUNK = 64  # longest part of a prompt that is attended to as a decode is
 MOST_PIECES = 3  # of such parts that one step attends to, one after the other
 

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from quantmla.quant.format import CacheFormat
+from quantmla.serve.settings import MAX_DRAFTS
 from quantmla.serve.vllm.engine import (
     KVCacheSpecRegistry,
     SlidingWindowManager,
     SlidingWindowMLASpec,
     resolve_block_hashes,
 )
-from quantmla.serve.vllm.pool import MAX_DRAFTS, table_pages
+from quantmla.serve.vllm.pool import table_pages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,10 @@ from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.mixed import describe, uniform_format
 from quantmla.serve.settings import (
+    CACHE_DTYPES,
     CONFIG_KEY,
+    DRAFTERS,
+    MAX_DRAFTS,
     NOT_COMPILED,
     SERVED_FAMILIES,
     TIED_HEAD,
@@ -20,10 +23,7 @@ from quantmla.serve.vllm.engine import (
     current_platform,
     is_breakable_cudagraph_enabled,
 )
-from quantmla.serve.vllm.pool import MAX_DRAFTS, PoolLayout, pool_layout
-
-CACHE_DTYPES = ("auto", "bfloat16")
-DRAFTERS = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")  # without a latent cache
+from quantmla.serve.vllm.pool import PoolLayout, pool_layout
 
 
 class Refusal(NamedTuple):
