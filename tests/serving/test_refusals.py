@@ -42,6 +42,8 @@ from quantmla.serving.refusals import FUSED_PASS
         ("--speculative-config.method eagle3", "'eagle3'"),
         ('-sc {"model":"x/y"}', "names no method: drafts must need no cache"),
         ("--spec-tokens 3", "names no method"),
+        ("-sc.method ngram -sc.num_speculative_tokens 1k", "num_speculative_tokens 1k"),
+        ('-sc {"method":"ngram","num_speculative_tokens":1k}', "is not a JSON object"),
         ("--spec-method suffix", "num_speculative_tokens 24: it must be 1 to 15"),
         ("-sc.method suffix -sc.suffix_decoding_max_tree_depth 16", "num_speculative_tokens 16"),
         ("-O2.0 --attention-backend FLASHMLA", "--attention-backend FLASHMLA"),
@@ -101,6 +103,7 @@ def test_r40_what_cannot_hold_is_refused_by_the_name_of_its_flag(tmp_path, argum
         ['--speculative-config={"method":"suffix","suffix_decoding_max_tree_depth":8}'],
         ["-O2.0", "--ubatch-size", "1", "-cc", '{"max_cudagraph_capture_size":1k}'],
         ["-sc", "", "--no-spec", "--no-kv-cache"],
+        ["-sc", "null"],
         ["--spec-method", "None", "--speculative-config", "None"],
     ],
 )

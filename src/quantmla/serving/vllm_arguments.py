@@ -120,12 +120,15 @@ def _settings(name: str, path: Sequence[str], value: str | None) -> dict[str, An
         return None
     require(len(path) <= MOST_NAMES, f"{name} is nested too deeply", UsageError)
     settings: Any = value
+    suffixed = not path and SHORT.get(name, name) != SPECULATIVE  # as vLLM reads the others
     try:
-        settings = json.loads(_plain_numbers(value))
+        settings = json.loads(_plain_numbers(value) if suffixed else value)
     except RecursionError:
         raise UsageError(f"{said} is nested too deeply") from None
     except ValueError:  # a text, as vLLM takes it
         pass
+    if settings is None and not path:
+        return None
     for key in reversed(path):
         settings = {key: settings}
     require(isinstance(settings, dict), f"{said} {value!r} is not a JSON object", UsageError)
