@@ -62,14 +62,18 @@ def find(rows: Sequence[Row], goal: Goal) -> Row:
     return row
 
 
+def ratio(row: Row) -> float:
+    """Times as fast as the faster BF16 kernel; the file's own ratio is rounded."""
+    return float(row["baseline_us"] / row["us"])
+
+
 def cells(row: Row) -> list[str]:
     shape = f"{size(row['context'])} x {row['batch']}"
     name = row["format"].upper()
     other = f"{row['baseline_us']:.1f} ({row['baseline']})"
     both = f"{row['dequantize_then_attend_us']:.0f}"
     first = [str(row["heads"]), str(row["query_len"]), shape, name, f"{row['us']:.1f}"]
-    ratio = row["baseline_us"] / row["us"]  # the file's own is rounded
-    return [*first, other, f"{ratio:.2f}", both]
+    return [*first, other, f"{ratio(row):.2f}", both]
 
 
 def line(parts: Sequence[str]) -> str:
@@ -81,7 +85,7 @@ def goals(rows: Sequence[Row]) -> str:
     lines = [f"{HEAD} must | aim |", "|---:|---:|---|---|---:|---:|---:|---:|---:|---:|"]
     for goal in GOALS:
         row = find(rows, goal)
-        missed = " (missed)" if row["ratio"] < goal.must else ""
+        missed = " (missed)" if ratio(row) < goal.must else ""
         lines.append(line([*cells(row), f"{goal.must}{missed}", str(goal.aim)]))
     return "\n".join(lines)
 

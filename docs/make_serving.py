@@ -121,9 +121,8 @@ def again_table(first: Sequence[Row], second: Sequence[Row]) -> str:
     then, counts = jobs(first), [_counts(rows) for rows in (first, second)]
     for job, now in jobs(second).items():
         before = then.get(job, {})
-        for variant in [name for name in now if name != "bf16" and name in before]:
-            if "bf16" not in now or "bf16" not in before:
-                continue
+        known = [name for name in now if name in before]
+        for variant in [name for name in known if name != "bf16" and "bf16" in known]:
             both = (variant, "bf16")
             same = all(counts[0][job, x] == counts[1][job, x] for x in both)
             cells = (

@@ -52,9 +52,8 @@ def documents(files: Iterable[Path]) -> Iterator[str]:
     """All documents of the files, stripped; ValueError for a file that is no xz or not UTF-8."""
     for path in files:
         try:
-            with (lzma.open if path.suffix == ".xz" else open)(
-                path, "rt", encoding="utf-8"
-            ) as file:
+            opener = lzma.open if path.suffix == ".xz" else open
+            with opener(path, "rt", encoding="utf-8") as file:
                 text = file.read()
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from error

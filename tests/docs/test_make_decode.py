@@ -17,7 +17,7 @@ def test_the_page_is_up_to_date():
 
 @pytest.mark.parametrize("goal", make_decode.GOALS)
 def test_goals_are_met(goal):
-    ratio = make_decode.find(rows(), goal)["ratio"]
+    ratio = make_decode.ratio(make_decode.find(rows(), goal))
     assert ratio >= goal.must
     assert ratio > 1 or goal.heads == 128
 

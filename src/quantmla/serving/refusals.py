@@ -62,17 +62,21 @@ def check(found: Mapping[str, Any], family: str, fmt: CacheFormat) -> None:
     For a checkpoint of this family with a cache in `fmt`.
     """
     for name, reason in (REFUSED_VALUES | REFUSED_SWITCHES).items():
-        on = name in found and found[name] is not False and (name, found[name]) != (TRANSFER, None)
-        require(not on, f"{name} cannot be used with a packed cache: {reason}", UsageError)
+        require(
+            found.get(name, False) is False,
+            f"{name} cannot be used with a packed cache: {reason}",
+            UsageError,
+        )
     for name, allowed in ALLOWED_VALUES.items():
         if name in found:
             value, choice = found[name], f"with a packed cache it must be {' or '.join(allowed)}"
             require(bool(value), f"{name} needs a value: {choice}", UsageError)
             known = value.lower() in map(str.lower, allowed)
             require(known, f"{name} {value}: {choice}", UsageError)
-    _check_draft(found.get(SPECULATIVE) or {}, fmt)
+    if found.get(SPECULATIVE):
+        _check_draft(found[SPECULATIVE], fmt)
     _check_attention(found)
-    _check_compilation(found.get(COMPILATION) or {})
+    _check_compilation(found.get(COMPILATION, {}))
     require(
         found.get("--scheduling-policy") != "priority"
         or not found.get("--enable-prefix-caching", True),
@@ -89,7 +93,7 @@ def check(found: Mapping[str, Any], family: str, fmt: CacheFormat) -> None:
 
 def names_backend(found: Mapping[str, Any]) -> bool:
     """Whether the flags name the plugin's backend already."""
-    return BACKEND[0] in found or _is_ours((found.get(ATTENTION) or {}).get("backend"))
+    return BACKEND[0] in found or _is_ours(found.get(ATTENTION, {}).get("backend"))
 
 
 def _is_ours(backend: Any) -> bool:
@@ -98,7 +102,7 @@ def _is_ours(backend: Any) -> bool:
 
 def _check_attention(found: Mapping[str, Any]) -> None:
     """The backend has a flag and a setting in vLLM, and one more for each kind of cache."""
-    attention = found.get(ATTENTION) or {}
+    attention = found.get(ATTENTION, {})
     kinds = attention.get("backend_per_kind")
     of_kinds = list(kinds.values()) if isinstance(kinds, dict) else [kinds] if kinds else []
     chosen = [b for b in (attention.get("backend"), *of_kinds) if str(b).lower() not in UNCHOSEN]
@@ -127,8 +131,6 @@ def _check_compilation(compilation: Mapping[str, Any]) -> None:
 
 
 def _check_draft(settings: Mapping[str, Any], fmt: CacheFormat) -> None:
-    if not settings:
-        return
     draft = {key.replace("-", "_"): value for key, value in settings.items()}
     method, model = draft.get("method"), draft.get("model")
     if method is None and model in ("ngram", "[ngram]"):
@@ -141,11 +143,11 @@ def _check_draft(settings: Mapping[str, Any], fmt: CacheFormat) -> None:
         UsageError,
     )
     count = draft.get("num_speculative_tokens")
-    if count is None:
-        count = draft.get(*SUFFIX_TREE) if method == "suffix" else 1
+    if count is None and method == "suffix":
+        count = draft.get(*SUFFIX_TREE)
     most = min(MAX_DRAFTS, MAX_DRAFTS if fmt.recent_window is None else fmt.recent_window)
     require(
-        str(count) in map(str, range(1, most + 1)),
+        count is None or str(count) in map(str, range(1, most + 1)),
         f"{SPECULATIVE} has num_speculative_tokens {count}: it must be 1 to {most} (at most "
         f"{MAX_DRAFTS}, and the tokens of the recent window)",
         UsageError,

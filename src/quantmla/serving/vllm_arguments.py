@@ -47,8 +47,8 @@ class Known(NamedTuple):
 def given(arguments: Sequence[str], known: Known) -> dict[str, Any]:
     """What vLLM makes of the flags that are known, by their long names.
 
-    A switch is True or False, a config a dict (None where it is given as null), any other flag its
-    last value, or None where no value follows. Flags of DRAFT_FLAGS stand in the speculative
+    A switch is True or False, a config a dict, any other flag its last value, or None where no
+    value follows. What is given as null is left out. Flags of DRAFT_FLAGS stand in the speculative
     config. UsageError for what cannot be told: a shortened flag, a config in several parts.
     """
     found: dict[str, Any] = {}
@@ -66,17 +66,19 @@ def given(arguments: Sequence[str], known: Known) -> dict[str, Any]:
                 UsageError,
             )
             settings = _settings(name, path, value)
-            found[flag] = _merged(found[flag], settings) if flag in found else settings
+            found[flag] = settings if settings is None else _merged(found.get(flag, {}), settings)
         elif name.startswith("--no-") and negated in known.switches:
             found[negated] = False
         elif flag in known.switches:
             found[flag] = True
         elif flag in known.all:
             found[flag] = value
-    found = {k: v for k, v in found.items() if not (k in OPTIONAL and v in NOT_GIVEN)}
+    nulls = [k for k in CONFIGS if found.get(k, {}) is None]
+    nulls += [k for k in OPTIONAL if found.get(k) in NOT_GIVEN]
+    found = {k: v for k, v in found.items() if k not in nulls}
     drafts = {key: found.pop(flag) for flag, key in DRAFT_FLAGS.items() if flag in found}
     if drafts:
-        found[SPECULATIVE] = (found.get(SPECULATIVE) or {}) | drafts
+        found[SPECULATIVE] = found.get(SPECULATIVE, {}) | drafts
     return found
 
 
@@ -141,7 +143,6 @@ def _plain_numbers(value: str) -> str:
     return re.sub(text_or_number, lambda found: found[1] or found[2], value)
 
 
-def _merged(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> dict[str, Any]:
-    old, new = old or {}, new or {}
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     both = {key for key in new if isinstance(old.get(key), dict) and isinstance(new[key], dict)}
     return {**old, **new, **{key: _merged(old[key], new[key]) for key in both}}

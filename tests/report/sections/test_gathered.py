@@ -159,7 +159,8 @@ def test_serving_is_the_median_against_bf16():
 
 def test_kernels_keep_what_was_measured():
     found = gathered("kernels", {"decode.json": decode()})
-    assert [row["ratio"] for row in found["decode"]["rows"]] == [0.63, 1.8]
+    ratios = [row["ratio"] for row in found["decode"]["rows"]]
+    assert ratios == [294.96 / 467.94, 294.96 / 163.87]  # of the times, which say more
     assert found["decode"]["measured"]["machine"] == "NVIDIA H200, driver 580"
 
 
