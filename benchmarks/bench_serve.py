@@ -1,7 +1,7 @@
 """Serving under memory pressure in vLLM: an unquantised cache and packed ones, in the same bytes.
 
     python benchmarks/bench_serve.py [--seconds 540] [--output FILE] [--gpus 2]
-        [--engines decode/bf16 decode/c4r4 pressure/bf16 ...] [--jobs NAME ...]
+        [--engines decode/bf16 decode/c4r4 pressure/bf16 ...] [--jobs NAME ...] [--layers 27]
 
 Needs Hopper GPUs, vllm and nothing else: the model has DeepSeek-V2-Lite's shape and no weights.
 Every finished row is saved at once, to benchmarks/results/serve_<gpu>_<yyyymmdd>.json unless
@@ -11,8 +11,8 @@ cache; a job's pool is made by taking the other blocks out of the engine's pool.
 
 The engines of a group start side by side, then take turns: one job at a time on a GPU. Groups are
 dealt over --gpus GPUs, so that all variants of a job run on the same one, and a GPU runs one group
-after the other. Its engines keep to their part of the host's CPUs. Three variants of a group fit a
-GPU of 141 GB.
+after the other. Its engines keep to their part of the host's CPUs. Where a GPU of 141 GB does not
+hold all variants of a group at once, those that are left start when the first have ended.
 """
 
 import argparse
@@ -20,14 +20,14 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from serve_jobs import GROUPS, VARIANTS, Group, rank
+from serve_jobs import GROUPS, LAYERS, VARIANTS, Group, rank
 from serve_lanes import Engine, Row, Task, Worker, run_lane
 
 from quantmla.arguments import new_or_old_file, positive, run_script, seconds
@@ -65,9 +65,19 @@ def missing(engines: Sequence[Engine], rows: Sequence[Row]) -> list[Task]:
     return sorted(tasks, key=lambda task: rank(task.job, task.engine.variant, task.repeat))
 
 
-def only(group: Group, names: Sequence[str]) -> Group:
-    """The group with those of its jobs that are named."""
-    return replace(group, jobs=tuple(job for job in group.jobs if job.name in names))
+def only(group: Group, names: Sequence[str], layers: int = LAYERS) -> Group:
+    """The group with those of its jobs that are named, in a model of so many layers."""
+    jobs = tuple(job for job in group.jobs if job.name in names)
+    return replace(group, jobs=jobs, layers=layers)
+
+
+def lots(engines: Sequence[Engine], end: float) -> Iterator[tuple[Sequence[Engine], float]]:
+    """Those of a group that run side by side, and when they are to end: all get equal times."""
+    left = list(engines)
+    while left:
+        size, now = left[0].group.side_by_side, time.time()
+        yield left[:size], now + (end - now) * min(1.0, size / len(left))
+        left = left[size:]
 
 
 def require_gpus(wanted: int) -> None:
@@ -115,7 +125,8 @@ def share(cpus: Sequence[int], part: int, parts: int) -> Sequence[int]:
 
 def start(engine: Engine, gpu: int, options: argparse.Namespace, caches: Path) -> Worker:
     """Engines have caches of compiled code of their own: they write them at the same time."""
-    flags = ["--shrink", str(options.shrink)] + ["--rehearse"] * options.rehearse
+    flags = ["--shrink", str(options.shrink), "--layers", str(engine.group.layers)]
+    flags += ["--rehearse"] * options.rehearse
     flags += ["--cpus", *map(str, share(by_core(os.sched_getaffinity(0)), gpu, options.gpus))]
     own = {"VLLM_CACHE_ROOT": str(caches / f"{engine.group.name}-{engine.variant}")}
     if options.gpus > 1:
@@ -128,7 +139,7 @@ def drive(options: argparse.Namespace, caches: Path) -> None:
     end = time.time() + options.seconds
     results = Results(options.output or result_path(RESULTS, "serve"))
     engines = [
-        Engine(only(group, options.jobs), variant)
+        Engine(only(group, options.jobs, options.layers), variant)
         for group in GROUPS
         for variant in VARIANTS
         if f"{group.name}/{variant}" in options.engines
@@ -139,9 +150,10 @@ def drive(options: argparse.Namespace, caches: Path) -> None:
     def run(gpu: int) -> None:
         for name in names[gpu :: options.gpus]:
             here = [engine for engine in wanted if engine.group.name == name]
-            workers = {engine: start(engine, gpu, options, caches) for engine in here}
-            tasks = missing(here, results.rows)
-            run_lane(workers, tasks, end, lambda: results.rows, results.keep)
+            for lot, until in lots(here, end):
+                workers = {engine: start(engine, gpu, options, caches) for engine in lot}
+                tasks = missing(lot, results.rows)
+                run_lane(workers, tasks, until, lambda: results.rows, results.keep)
 
     with ThreadPoolExecutor(options.gpus) as threads:
         lanes = [threads.submit(run, gpu) for gpu in range(options.gpus)]
@@ -161,6 +173,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=every, default=every, metavar="ENGINE")
     names = [job.name for group in GROUPS for job in group.jobs]
     parser.add_argument("--jobs", nargs="+", choices=names, default=names, metavar="JOB")
+    parser.add_argument("--layers", type=positive, default=LAYERS, help="of the model")
     parser.add_argument("--gpus", type=positive, default=1)
     parser.add_argument("--caches", type=Path, help="compiled code of earlier runs")
     parser.add_argument("--shrink", type=positive, default=1, help="jobs so many times smaller")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 BF16_ROW = 1152  # bytes of a token and layer, 512 + 64 channels
+LAYERS = 27  # DeepSeek-V2-Lite's
 VOCABULARY = 100_000
 VARIANTS = ("bf16", "c4r4", "c2r4")
 
@@ -80,34 +81,6 @@ def one_at_a_time(requests: int, must: bool = False) -> Job:
     )
 
 
-# Most important first. The paper's sizing: the pool is 0.4 % smaller than the demand.
-PRESSURE = (
-    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, must=True),
-    Job(
-        name="24 chats, 4 turns",
-        requests=24,
-        prompt=1024,
-        output=256,
-        turns=4,
-        shared=4096,
-        pool_tokens=4096 + 24 * 5120 * 2 // 5,
-        prefix_caching=True,
-    ),
-    Job(
-        name="64 x (4K + 2K)", requests=64, prompt=4096, output=2048, pool_tokens=64 * 6144 * 2 // 3
-    ),
-    long_context("5 x (128K + 1K), pool of 1", 1.01),
-    one_at_a_time(9),  # ten would not fit C2R4 to their end
-    long_context("5 x (128K + 1K), pool of 1.5", 1.5),
-    long_context("5 x (128K + 1K), pool of 3", 3.0),
-    Job(
-        name="32 x (32K + 2K)",
-        requests=32,
-        prompt=32_768,
-        output=2048,
-        pool_tokens=32 * 34_816 // 3,
-    ),
-)
 DECODE = (
     one_at_a_time(6, must=True),
     Job(
@@ -139,8 +112,38 @@ DECODE = (
         rehearsals=1,
     ),
 )
-# Plenty of memory again: with 5 layers it would be the host's time that is compared.
-LONG = (long_context("5 x (128K + 1K), pool of 6", 6.0),)
+# Most important first in each group.
+PRESSURE = (
+    Job(
+        name="24 chats, 4 turns",
+        requests=24,
+        prompt=1024,
+        output=256,
+        turns=4,
+        shared=4096,
+        pool_tokens=4096 + 24 * 5120 * 2 // 5,
+        prefix_caching=True,
+    ),
+    Job(
+        name="64 x (4K + 2K)", requests=64, prompt=4096, output=2048, pool_tokens=64 * 6144 * 2 // 3
+    ),
+    one_at_a_time(9),  # ten would not fit C2R4 to their end
+    long_context("5 x (128K + 1K), pool of 1", 1.01),
+    long_context("5 x (128K + 1K), pool of 1.5", 1.5),
+)
+# Pools of 11 GiB and more with all layers. The paper's sizing: 0.4 % less than the demand.
+LARGE = (
+    long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, must=True),
+    Job(
+        name="32 x (32K + 2K)",
+        requests=32,
+        prompt=32_768,
+        output=2048,
+        pool_tokens=32 * 34_816 // 3,
+    ),
+    long_context("5 x (128K + 1K), pool of 3", 3.0),
+    long_context("5 x (128K + 1K), pool of 6", 6.0),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +151,9 @@ class Group:
     """Jobs that one engine runs, most important first."""
 
     name: str
-    layers: int
     jobs: tuple[Job, ...]
+    layers: int = LAYERS
+    side_by_side: int = len(VARIANTS)  # engines that a GPU of 141 GB holds
 
     @property
     def cache_bytes(self) -> int:
@@ -161,9 +165,9 @@ class Group:
 
 
 GROUPS = (
-    Group(name="decode", layers=27, jobs=DECODE),
-    Group(name="pressure", layers=5, jobs=PRESSURE),
-    Group(name="long", layers=13, jobs=LONG),
+    Group(name="decode", jobs=DECODE),
+    Group(name="pressure", jobs=PRESSURE),
+    Group(name="large", jobs=LARGE, side_by_side=2),
 )
 
 

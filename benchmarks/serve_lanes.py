@@ -14,7 +14,7 @@ from serve_jobs import Group, Job
 from serve_worker import MARK
 
 WORKER = Path(__file__).with_name("serve_worker.py")
-START_SECONDS = 170  # after which those that are ready begin without the others
+START_SECONDS = 240  # after which those that are ready begin without the others
 JOB_SECONDS = 150  # of a job that nobody has run yet: an engine that takes longer hangs
 Row = dict[str, Any]
 
@@ -143,6 +143,7 @@ def run_lane(
 
 def expected_wall(task: Task, rows: Sequence[Row]) -> float:
     """Seconds: those of the job's last row, of this variant if there is one, 0 if none is."""
-    same = [row for row in rows if row["job"] == task.job.name]
+    layers = task.engine.group.layers
+    same = [row for row in rows if (row["job"], row["layers"]) == (task.job.name, layers)]
     own = [row for row in same if row["variant"] == task.engine.variant]
     return float((own or same or [{"wall": 0.0}])[-1]["wall"])

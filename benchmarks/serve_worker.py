@@ -11,10 +11,11 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from serve_jobs import GROUPS, Group, Job, smaller, warm_ups
+from serve_jobs import GROUPS, LAYERS, Group, Job, smaller, warm_ups
 from serve_play import Ledger, play, row
 
 MARK = "@serve "
@@ -85,12 +86,14 @@ def main() -> None:
     parser.add_argument("group")
     parser.add_argument("variant")
     parser.add_argument("--shrink", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--cpus", type=int, nargs="+", help="those that may be used")
     options = parser.parse_args()
     if options.cpus:
         os.sched_setaffinity(0, options.cpus)
-    (group,) = (group for group in GROUPS if group.name == options.group)
+    (found,) = (group for group in GROUPS if group.name == options.group)
+    group = replace(found, layers=options.layers)
     start = scheduler_alone if options.rehearse else on_a_gpu
     run = start(options.variant, group, options.shrink)
     say({"ready": True})

@@ -33,6 +33,7 @@ COLUMNS = (
 )
 COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
 Row = Mapping[str, Any]
+Asked = tuple[str, int]  # a job, and of how many layers the model was
 
 
 def newest(folder: Path, what: str = "serve") -> Path | None:
@@ -41,15 +42,13 @@ def newest(folder: Path, what: str = "serve") -> Path | None:
     return max(dated)[1] if dated else None
 
 
-def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By job and variant, the medians of all numbers, how many runs there were, their range."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+def jobs(rows: Sequence[Row]) -> dict[Asked, dict[str, dict[str, Any]]]:
+    """By job, the model's layers and variant: medians of all numbers, runs and their range."""
+    groups: dict[tuple[Asked, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["job"], row["variant"]), []).append(row)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for (job, variant), members in groups.items():
-        layers = {row["layers"] for row in rows if row["job"] == job}
-        assert len(layers) == 1, f"rows of {job} have {layers} layers: they are two jobs"
+        groups.setdefault(((row["job"], row["layers"]), row["variant"]), []).append(row)
+    found: dict[Asked, dict[str, dict[str, Any]]] = {}
+    for (asked, variant), members in groups.items():
         middle = {
             name: median(row[name] for row in members)
             for name, value in members[0].items()
@@ -58,7 +57,7 @@ def jobs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
         speeds = [row["output_tok_s"] for row in members]
         runs = {"runs": len(members), "slowest": min(speeds), "fastest": max(speeds)}
         runs["prefix_caching"] = members[0]["prefix_caching"]
-        found.setdefault(job, {})[variant] = middle | runs
+        found.setdefault(asked, {})[variant] = middle | runs
     return found
 
 
@@ -92,24 +91,24 @@ def tables(rows: Sequence[Row]) -> list[str]:
     """One table for each job."""
     title = f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}"
     parts = []
-    for job, variants in jobs(rows).items():
+    for (job, layers), variants in jobs(rows).items():
         first = next(iter(variants.values()))
         gib = max(row["pool_bytes"] for row in variants.values()) / 2**30
         caching = "on" if first["prefix_caching"] else "off"
-        head = f"**{job}**: {first['layers']:.0f} layers, cache of {gib:.2f} GiB, prefix caching "
+        head = f"**{job}**: {layers} layers, cache of {gib:.2f} GiB, prefix caching "
         lines = [_line(variants, variant) for variant in variants]
         parts.append("\n".join((f"{head}{caching}\n", title, *lines)))
     return parts
 
 
-COUNTED = ("layers", "pool_bytes", "preemptions", "recomputed_tokens", "max_running", "steps")
+COUNTED = ("pool_bytes", "preemptions", "recomputed_tokens", "max_running", "steps")
 
 
-def _counts(rows: Sequence[Row]) -> dict[tuple[str, str], set[tuple[int, ...]]]:
-    """By job and variant, what has no clock in it, of every run."""
-    found: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+def _counts(rows: Sequence[Row]) -> dict[tuple[str, int, str], set[tuple[int, ...]]]:
+    """By job, layers and variant, what has no clock in it, of every run."""
+    found: dict[tuple[str, int, str], set[tuple[int, ...]]] = {}
     for row in rows:
-        seen = found.setdefault((row["job"], row["variant"]), set())
+        seen = found.setdefault((row["job"], row["layers"], row["variant"]), set())
         seen.add(tuple(row[name] for name in COUNTED))
     return found
 
@@ -119,15 +118,15 @@ def again_table(first: Sequence[Row], second: Sequence[Row]) -> str:
     head = "| job | layers | cache | x bf16 | before | runs | bf16's | counts of both |"
     lines = [head, "|---|---:|---|---:|---:|---:|---:|---|"]
     then, counts = jobs(first), [_counts(rows) for rows in (first, second)]
-    for job, now in jobs(second).items():
-        before = then.get(job, {})
+    for (job, layers), now in jobs(second).items():
+        before = then.get((job, layers), {})
         known = [name for name in now if name in before]
         for variant in [name for name in known if name != "bf16" and "bf16" in known]:
             both = (variant, "bf16")
-            same = all(counts[0][job, x] == counts[1][job, x] for x in both)
+            same = all(counts[0][job, layers, x] == counts[1][job, layers, x] for x in both)
             cells = (
                 job,
-                f"{now[variant]['layers']:.0f}",
+                str(layers),
                 variant,
                 *(f"{gain(found, variant):.2f}" for found in (now, before)),
                 *(str(now[name]["runs"]) for name in both),
@@ -153,11 +152,10 @@ def plot(rows: Sequence[Row]) -> str:
     most = max(ratios, default=1.0)
     unit = min(90.0, 560 / most)  # width of 1.00; a figure stands behind its bar
     bars, top = [], 50
-    for job, variants in found.items():
-        layers = next(iter(variants.values()))["layers"]
+    for (job, layers), variants in found.items():
         bars.append(
             f'<text x="8" y="{top + 12}"><tspan font-weight="bold">{escape(job)}</tspan>'
-            f"; {layers:.0f} layers</text>"
+            f"; {layers} layers</text>"
         )
         top += 20
         for variant in variants:

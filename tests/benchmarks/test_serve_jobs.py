@@ -3,12 +3,13 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import serve_lanes
-from bench_serve import by_core, drive, main, missing, only, share, visible
-from serve_jobs import DECODE, GROUPS, LONG, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
+from bench_serve import by_core, drive, lots, main, missing, only, share, visible
+from serve_jobs import DECODE, GROUPS, LARGE, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
 
@@ -107,13 +108,31 @@ def test_rows_that_are_there_are_not_made_again():
     assert len(missing([engine], [done | {"layers": 5}])) == 3, "rows of another model"
     assert expected_wall(Task(other, DECODE[2], 0), [done]) == 3.0
     assert expected_wall(Task(other, DECODE[0], 0), [done]) == 0.0
+    assert expected_wall(Task(other, DECODE[2], 0), [done | {"layers": 5}]) == 0.0
 
 
 def test_some_jobs_alone():
     group = only(GROUPS[0], [DECODE[3].name, "another"])
-    assert (group.name, group.jobs) == (GROUPS[0].name, (DECODE[3],))
+    assert (group.name, group.jobs, group.layers) == (GROUPS[0].name, (DECODE[3],), 27)
+    assert only(GROUPS[0], [DECODE[3].name], layers=5) == replace(group, layers=5)
     tasks = missing([Engine(group, "c4r4")], [])
     assert [(task.job, task.repeat) for task in tasks] == [(DECODE[3], i) for i in range(3)]
+
+
+def test_a_gpu_runs_as_many_engines_as_it_holds(monkeypatch):
+    """Weights and pools of those that run side by side; what is left of time is divided."""
+    weights, other, gpu = 31.4e9, 4e9, 143_771 * 2**20
+    for group in GROUPS:
+        engines = [Engine(group, variant) for variant in VARIANTS]
+        found = []
+        monkeypatch.setattr("time.time", lambda: 100.0)
+        for lot, until in lots(engines, 1000.0):
+            assert len(lot) * (weights + other + group.cache_bytes) < gpu
+            found.append((list(lot), until))
+            monkeypatch.setattr("time.time", lambda: 300.0)  # the first lot ends early
+        assert [engine for lot, _ in found for engine in lot] == engines
+        ends = [1000.0] if group.side_by_side == 3 else [700.0, 1000.0]
+        assert [until for _, until in found] == pytest.approx(ends)
 
 
 def test_musts_come_first_then_a_row_of_everything():
@@ -143,7 +162,8 @@ class Deaf:
         if self.dies and self.asked == 2:
             self.state = "gone"
             return None
-        return {"job": task.job.name, "variant": task.engine.variant, "wall": 50.0}
+        row = {"job": task.job.name, "layers": task.engine.group.layers, "wall": 50.0}
+        return row | {"variant": task.engine.variant}
 
     def stop(self):
         self.state = "gone"
@@ -166,7 +186,7 @@ def test_a_lane_goes_on_without_an_engine_and_begins_nothing_too_late():
     ]
 
 
-@pytest.mark.parametrize("job", [*DECODE, *PRESSURE, *LONG], ids=lambda job: job.name)
+@pytest.mark.parametrize("job", [*DECODE, *PRESSURE, *LARGE], ids=lambda job: job.name)
 def test_pools_are_what_their_jobs_say(job):
     (group,) = (group for group in GROUPS if job in group.jobs)
     wanted = job.pool_bytes(group.layers)
@@ -227,16 +247,16 @@ def test_a_lane_that_breaks_ends_its_engines_and_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("bench_serve.start", lambda *_: Idle())
     monkeypatch.setattr("bench_serve.write", full)
     options = SimpleNamespace(seconds=9.0, output=tmp_path / "rows.json", jobs=[DECODE[0].name])
-    options.engines, options.gpus = ["decode/bf16", "decode/c4r4"], 1
+    options.engines, options.gpus, options.layers = ["decode/bf16", "decode/c4r4"], 1, 27
     with pytest.raises(OSError, match="no space left"):
         drive(options, tmp_path)
     assert len(stopped) == 2
 
 
 def test_trials_are_smaller():
-    small = smaller(PRESSURE[0], 64)
+    small = smaller(LARGE[0], 64)
     assert (small.prompt, small.output, small.requests) == (2048, 16, 5)
-    first, *_, last = warm_ups(GROUPS[1])
+    first, *_, last = warm_ups(GROUPS[2])
     assert (first.prompt * 5 > 8192, first.requests) == (True, 5)
     assert (last.prompt, last.requests) == (131_072, 2)
 

@@ -1,7 +1,7 @@
 """What vLLM's own scheduler does with the benchmark's jobs, on a CPU and without a model."""
 
 import pytest
-from serve_jobs import DECODE, PRESSURE
+from serve_jobs import DECODE, LARGE
 from serve_play import play, row
 
 pytest.importorskip("vllm.v1.core.sched.scheduler", reason="vllm is not installed")
@@ -27,7 +27,7 @@ def books(tmp_path_factory):
 @pytest.mark.parametrize("packed", ["c4r4", "c2r4"])
 def test_no_preemption_at_the_sizing_where_bf16_preempts(books, packed):
     """A pool 0.4 % smaller than the demand of 5 x (131,072 + 1,024) tokens."""
-    job = PRESSURE[0]
+    job = LARGE[0]
     plain, ours = books("bf16", job, 5), books(packed, job, 5)
     assert plain["preemptions"] > 0
     assert plain["recomputed_tokens"] > 131_072
@@ -48,7 +48,7 @@ def test_a_pool_of_less_than_two_requests_runs_one_in_bf16_and_six_packed(books,
 @pytest.mark.slow
 def test_the_pool_holds_three_and_a_half_times_the_tokens(books):
     """Tokens over blocks' bytes at the fullest step, five requests of 132,096 tokens in decode."""
-    plain, ours = (books(variant, PRESSURE[0], 5) for variant in ("bf16", "c4r4"))
+    plain, ours = (books(variant, LARGE[0], 5) for variant in ("bf16", "c4r4"))
     bytes_of = {"bf16": 16 * 1152, "c4r4": 64 * 320}
     held = {
         name: found["peak_tokens"] / (found["peak_blocks"] * bytes_of[name])

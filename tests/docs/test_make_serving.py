@@ -72,10 +72,14 @@ def test_medians_and_ratios(places):
     assert ">64 x (4K + 2K)</tspan>; 5 layers</text>" in drawing
 
 
-def test_a_job_of_several_models_is_no_job():
+def test_models_of_other_sizes_are_not_compared():
     other = ROW | {"variant": "c4r4", "layers": 13}
-    with pytest.raises(AssertionError, match="two jobs"):
-        make_serving.jobs([ROW, other])
+    found = make_serving.jobs([ROW, other])
+    assert {asked: list(variants) for asked, variants in found.items()} == {
+        ("64 x (4K + 2K)", 5): ["bf16"],
+        ("64 x (4K + 2K)", 13): ["c4r4"],
+    }
+    assert make_serving.gain(found["64 x (4K + 2K)", 13], "c4r4") is None
 
 
 def test_a_second_run_stands_beside_the_first(places):
