@@ -329,6 +329,7 @@ def test_an_engine_that_does_not_start_is_not_waited_for(tmp_path, monkeypatch):
         (["--seconds", "-1"], "'-1' is not a number of seconds above 0"),
         (["--gpus", "0"], "'0' is not a whole number of at least 1"),
         (["--shrink", "-5"], "'-5' is not a whole number of at least 1"),
+        (["--layers", "0"], "'0' is not a whole number of at least 1"),
         (["--output", "none/rows.json"], "is not a file in a folder that exists"),
         (["--output", "other"], "'other' is no earlier result: name another file"),
     ],
