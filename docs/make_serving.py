@@ -1,10 +1,10 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes (medians of a job's repeats), and serve_<gpu>_<yyyymmdd>_2.json, if there is a second run to
-compare it with; scheduler_<yyyymmdd>.json, by serve_scheduler.py,
-answers_<gpu>_<yyyymmdd>.json, by serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by
-serve_families.py.
+writes (medians of a job's repeats), with serve_<gpu>_<yyyymmdd>_<group>.json, which holds other
+jobs of that day, and serve_<gpu>_<yyyymmdd>_2.json, if there is a second run to compare them with;
+scheduler_<yyyymmdd>.json, by serve_scheduler.py, answers_<gpu>_<yyyymmdd>.json, by
+serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by serve_families.py.
 """
 
 import json
@@ -42,6 +42,22 @@ def newest(folder: Path, what: str = "serve") -> Path | None:
     return max(dated)[1] if dated else None
 
 
+def beside(path: Path) -> list[Path]:
+    """The result file, and those of groups of jobs that had a run of their own."""
+    return [path, *sorted(path.parent.glob(f"{path.stem}_[a-z]*.json"))]
+
+
+def _read(path: Path) -> tuple[str, list[Row]]:
+    """What a serving result was measured with, and its rows."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    where, used = data["environment"], data["environment"]["packages"]
+    source = (
+        f"{where['gpu']}, vllm {used['vllm']}, torch {used['torch']}, QuantMLA "
+        f"{where['quantmla']}; from `benchmarks/results/{path.name}`."
+    )
+    return source, data["rows"]
+
+
 def jobs(rows: Sequence[Row]) -> dict[Asked, dict[str, dict[str, Any]]]:
     """By job, the model's layers and variant: medians of all numbers, runs and their range."""
     groups: dict[tuple[Asked, str], list[Row]] = {}
@@ -65,6 +81,28 @@ def gain(variants: Mapping[str, Mapping[str, Any]], variant: str) -> float | Non
     """Output tokens a second against the unquantised cache's."""
     plain = variants.get("bf16")
     return None if plain is None else variants[variant]["output_tok_s"] / plain["output_tok_s"]
+
+
+def _single(variants: Mapping[str, Mapping[str, Any]], variant: str) -> str:
+    """The least and the largest ratio that a run of the packed cache and one of bf16 have."""
+    packed, plain = variants[variant], variants["bf16"]
+    least = f"{packed['slowest'] / plain['fastest']:.2f}"
+    most = f"{packed['fastest'] / plain['slowest']:.2f}"
+    return least if least == most else f"{least} to {most}"
+
+
+def gains_table(rows: Sequence[Row]) -> str:
+    """Jobs that all caches have run, by what they gain: ratios of medians and of single runs."""
+    caches = ("c4r4", "c2r4")
+    lines = [
+        "| throughput against bf16 | layers | C4R4 | of single runs | C2R4 | of single runs |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    found = [(asked, v) for asked, v in jobs(rows).items() if {"bf16", *caches} <= set(v)]
+    for (job, layers), variants in sorted(found, key=lambda each: -(gain(each[1], "c4r4") or 0)):
+        ratios = (f"{gain(variants, name):.2f} | {_single(variants, name)}" for name in caches)
+        lines.append(f"| {job} | {layers} | {' | '.join(ratios)} |")
+    return "\n".join(lines)
 
 
 def _line(variants: Mapping[str, Mapping[str, Any]], variant: str) -> str:
@@ -293,20 +331,17 @@ def _families(folder: Path) -> str:
 
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
-    parts = {"serving": NOT_RUN, "again": NO_SECOND}
+    parts = {"serving": NOT_RUN, "gains": NOT_RUN, "again": NO_SECOND}
     parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
     parts["families"] = _families(folder)
     drawing, path = None, newest(folder)
     if path is not None:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        where, rows = data["environment"], data["rows"]
-        source = (
-            f"{where['gpu']}, vllm {where['packages']['vllm']}, torch {where['packages']['torch']},"
-            f" QuantMLA {where['quantmla']}; from `benchmarks/results/{path.name}`."
-        )
+        found = [_read(each) for each in beside(path)]
+        rows = [row for _, more in found for row in more]
         picture = f"![Output tokens a second against bf16]({PLOT.name})"
-        parts["serving"] = "\n\n".join((source, picture, *tables(rows)))
-        parts["again"] = _again(path, rows)
+        each = ("\n\n".join((source, *tables(more))) for source, more in found)
+        parts["serving"] = "\n\n".join((picture, *each))
+        parts["gains"], parts["again"] = gains_table(rows), _again(path, rows)
         drawing = plot(rows)
     text = page.read_text(encoding="utf-8")
     for name, body in parts.items():

@@ -44,6 +44,7 @@ def places(tmp_path):
         "<!-- scheduler: generated -->\nold\n<!-- end of scheduler -->\n"
         "<!-- answers: generated -->\nold\n<!-- end of answers -->\n"
         "<!-- again: generated -->\n<!-- end of again -->\n"
+        "<!-- gains: generated -->\n<!-- end of gains -->\n"
         "<!-- families: generated -->\n<!-- end of families -->\n"
     )
     return tmp_path, page
@@ -72,6 +73,30 @@ def test_medians_and_ratios(places):
     assert ">64 x (4K + 2K)</tspan>; 5 layers</text>" in drawing
 
 
+def test_a_group_that_had_a_run_of_its_own_stands_below(places):
+    folder, page = places
+    other = {"gpu": "NVIDIA H100"}
+    for name, rows, where in (
+        ("serve_h200_20260203.json", [ROW], ENVIRONMENT),
+        ("serve_h200_20260203_decode.json", [ROW | {"job": "another"}], ENVIRONMENT | other),
+        ("serve_h200_20260102_decode.json", [ROW | {"job": "an older"}], ENVIRONMENT),
+    ):
+        (folder / name).write_text(json.dumps({"environment": where, "rows": rows}))
+    text, drawing = make_serving.render(folder, page)
+    parts = [
+        "NVIDIA H200, vllm 0.26.0, torch 2.11.0, QuantMLA 0.1.0; from "
+        "`benchmarks/results/serve_h200_20260203.json`.",
+        "**64 x (4K + 2K)**: 5 layers",
+        "from `benchmarks/results/serve_h200_20260203_decode.json`.",
+        "**another**: 5 layers",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "NVIDIA H100, vllm" in text
+    assert "an older" not in text
+    assert all(f">{job}</tspan>" in drawing for job in ("64 x (4K + 2K)", "another"))
+
+
 def test_models_of_other_sizes_are_not_compared():
     other = ROW | {"variant": "c4r4", "layers": 13}
     found = make_serving.jobs([ROW, other])
@@ -80,6 +105,20 @@ def test_models_of_other_sizes_are_not_compared():
         ("64 x (4K + 2K)", 13): ["c4r4"],
     }
     assert make_serving.gain(found["64 x (4K + 2K)", 13], "c4r4") is None
+
+
+def test_what_is_gained_is_said_of_medians_and_of_single_runs():
+    def row(job, variant, speed):
+        return ROW | {"job": job, "variant": variant, "output_tok_s": speed}
+
+    rows = [row("a", "bf16", 100.0), row("a", "bf16", 110.0), row("a", "bf16", 80.0)]
+    rows += [row("a", "c4r4", 121.0), row("a", "c4r4", 160.0), row("a", "c2r4", 150.0)]
+    rows += [row("b", "bf16", 10.0), row("b", "c4r4", 30.0), row("b", "c2r4", 20.0)]
+    rows += [row("not in all caches", variant, 1.0) for variant in ("bf16", "c4r4")]
+    assert make_serving.gains_table(rows).splitlines()[2:] == [
+        "| b | 5 | 3.00 | 3.00 | 2.00 | 2.00 |",
+        "| a | 5 | 1.41 | 1.10 to 2.00 | 1.50 | 1.36 to 1.88 |",
+    ]
 
 
 def test_a_second_run_stands_beside_the_first(places):
@@ -123,6 +162,7 @@ def test_without_a_file_no_figure_is_claimed(places):
         "<!-- end of families", f"{make_serving.NO_FAMILIES}\n<!-- end of families"
     )
     wanted = wanted.replace("<!-- end of again", f"{make_serving.NO_SECOND}\n<!-- end of again")
+    wanted = wanted.replace("<!-- end of gains", f"{make_serving.NOT_RUN}\n<!-- end of gains")
     assert make_serving.render(folder, page) == (wanted, None)
 
 
