@@ -1,10 +1,10 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes (medians of a job's repeats), with serve_<gpu>_<yyyymmdd>_<group>.json, which holds other
-jobs of that day, and serve_<gpu>_<yyyymmdd>_2.json, if there is a second run to compare them with;
-scheduler_<yyyymmdd>.json, by serve_scheduler.py, answers_<gpu>_<yyyymmdd>.json, by
-serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by serve_families.py.
+writes (medians of a job's repeats), and serve_<gpu>_<yyyymmdd>_2.json, if there is a second run to
+compare it with; scheduler_<yyyymmdd>.json, by serve_scheduler.py,
+answers_<gpu>_<yyyymmdd>.json, by serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by
+serve_families.py.
 """
 
 import json
@@ -40,22 +40,6 @@ def newest(folder: Path, what: str = "serve") -> Path | None:
     """The result file of a kind with the latest date in its name."""
     dated = [(match[1], p) for p in folder.iterdir() if (match := NAMES[what].fullmatch(p.name))]
     return max(dated)[1] if dated else None
-
-
-def beside(path: Path) -> list[Path]:
-    """The result file, and those of groups of jobs that had a run of their own."""
-    return [path, *sorted(path.parent.glob(f"{path.stem}_[a-z]*.json"))]
-
-
-def _read(path: Path) -> tuple[str, list[Row]]:
-    """What a serving result was measured with, and its rows."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    where, used = data["environment"], data["environment"]["packages"]
-    source = (
-        f"{where['gpu']}, vllm {used['vllm']}, torch {used['torch']}, QuantMLA "
-        f"{where['quantmla']}; from `benchmarks/results/{path.name}`."
-    )
-    return source, data["rows"]
 
 
 def jobs(rows: Sequence[Row]) -> dict[Asked, dict[str, dict[str, Any]]]:
@@ -336,11 +320,14 @@ def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     parts["families"] = _families(folder)
     drawing, path = None, newest(folder)
     if path is not None:
-        found = [_read(each) for each in beside(path)]
-        rows = [row for _, more in found for row in more]
+        data = json.loads(path.read_text(encoding="utf-8"))
+        where, rows = data["environment"], data["rows"]
+        source = (
+            f"{where['gpu']}, vllm {where['packages']['vllm']}, torch {where['packages']['torch']},"
+            f" QuantMLA {where['quantmla']}; from `benchmarks/results/{path.name}`."
+        )
         picture = f"![Output tokens a second against bf16]({PLOT.name})"
-        each = ("\n\n".join((source, *tables(more))) for source, more in found)
-        parts["serving"] = "\n\n".join((picture, *each))
+        parts["serving"] = "\n\n".join((source, picture, *tables(rows)))
         parts["gains"], parts["again"] = gains_table(rows), _again(path, rows)
         drawing = plot(rows)
     text = page.read_text(encoding="utf-8")

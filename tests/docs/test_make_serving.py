@@ -73,30 +73,6 @@ def test_medians_and_ratios(places):
     assert ">64 x (4K + 2K)</tspan>; 5 layers</text>" in drawing
 
 
-def test_a_group_that_had_a_run_of_its_own_stands_below(places):
-    folder, page = places
-    other = {"gpu": "NVIDIA H100"}
-    for name, rows, where in (
-        ("serve_h200_20260203.json", [ROW], ENVIRONMENT),
-        ("serve_h200_20260203_decode.json", [ROW | {"job": "another"}], ENVIRONMENT | other),
-        ("serve_h200_20260102_decode.json", [ROW | {"job": "an older"}], ENVIRONMENT),
-    ):
-        (folder / name).write_text(json.dumps({"environment": where, "rows": rows}))
-    text, drawing = make_serving.render(folder, page)
-    parts = [
-        "NVIDIA H200, vllm 0.26.0, torch 2.11.0, QuantMLA 0.1.0; from "
-        "`benchmarks/results/serve_h200_20260203.json`.",
-        "**64 x (4K + 2K)**: 5 layers",
-        "from `benchmarks/results/serve_h200_20260203_decode.json`.",
-        "**another**: 5 layers",
-    ]
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
-    assert "NVIDIA H100, vllm" in text
-    assert "an older" not in text
-    assert all(f">{job}</tspan>" in drawing for job in ("64 x (4K + 2K)", "another"))
-
-
 def test_models_of_other_sizes_are_not_compared():
     other = ROW | {"variant": "c4r4", "layers": 13}
     found = make_serving.jobs([ROW, other])

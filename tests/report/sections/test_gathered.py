@@ -157,6 +157,16 @@ def test_serving_is_the_median_against_bf16():
     assert packed["tpot_p50"] == pytest.approx(12.0)
 
 
+def test_serving_of_smaller_models_is_no_repeat():
+    found = serve()
+    found["rows"] = [row | {"layers": 27} for row in found["rows"]]
+    smaller = [row | {"layers": 5, "output_tok_s": 9.0} for row in found["rows"]]
+    rows = gathered("serving", {"serve.json": found | {"rows": found["rows"] + smaller}})["rows"]
+    named = {(row["job"].split("; ")[1], row["variant"]): row["ratio"] for row in rows}
+    assert named["27 layers", "c4r4"] == pytest.approx(250 / 105)
+    assert named["5 layers", "c4r4"] == 1.0
+
+
 def test_kernels_keep_what_was_measured():
     found = gathered("kernels", {"decode.json": decode()})
     ratios = [row["ratio"] for row in found["decode"]["rows"]]

@@ -32,7 +32,7 @@ def gather(run: RunFiles) -> Data | None:
         return None
     jobs: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in record.data["rows"]:
-        jobs.setdefault(row["job"], {}).setdefault(row["variant"], []).append(row)
+        jobs.setdefault(_asked(row), {}).setdefault(row["variant"], []).append(row)
     rows: list[Data] = [
         {"job": job, "variant": variant, "runs": len(members)}
         | {
@@ -49,6 +49,11 @@ def gather(run: RunFiles) -> Data | None:
         row["ratio"] = row["output_tok_s"] / own if own else None
     repeats = min(row["runs"] for row in rows)
     return {"rows": rows, "measured": measured(record, KIND, repeats=repeats)}
+
+
+def _asked(row: Mapping[str, Any]) -> str:
+    """The job and how large its model was: other models' rows are no repeats."""
+    return row["job"] if row.get("layers") is None else f"{row['job']}; {row['layers']} layers"
 
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
