@@ -72,10 +72,13 @@ def only(group: Group, names: Sequence[str], layers: int = LAYERS) -> Group:
 
 
 def lots(engines: Sequence[Engine], end: float) -> Iterator[tuple[Sequence[Engine], float]]:
-    """Those of a group that run side by side, and when they are to end: all get equal times."""
+    """Those of a group that run side by side, and when they are to end: all get equal times.
+
+    None is begun after `end`.
+    """
     left = list(engines)
-    while left:
-        size, now = left[0].group.side_by_side, time.time()
+    while left and (now := time.time()) < end:
+        size = left[0].group.side_by_side
         yield left[:size], now + (end - now) * min(1.0, size / len(left))
         left = left[size:]
 

@@ -133,6 +133,7 @@ def test_a_gpu_runs_as_many_engines_as_it_holds(monkeypatch):
         assert [engine for lot, _ in found for engine in lot] == engines
         ends = [1000.0] if group.side_by_side == 3 else [700.0, 1000.0]
         assert [until for _, until in found] == pytest.approx(ends)
+        assert list(lots(engines, 299.0)) == []  # time is over
 
 
 def test_musts_come_first_then_a_row_of_everything():
