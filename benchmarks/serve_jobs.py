@@ -81,6 +81,7 @@ def one_at_a_time(requests: int, must: bool = False) -> Job:
     )
 
 
+# Most important first in each group.
 DECODE = (
     one_at_a_time(6, must=True),
     Job(
@@ -112,7 +113,6 @@ DECODE = (
         rehearsals=1,
     ),
 )
-# Most important first in each group.
 PRESSURE = (
     Job(
         name="24 chats, 4 turns",
