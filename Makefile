@@ -48,6 +48,8 @@ gpu-test:
 		--exclude-dir=vllm)
 
 serve-test:  ## vLLM's answers, from Python and over HTTP, on Hopper GPUs
+	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
+		|| { echo "serve-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c "import vllm" 2>/dev/null \
 		|| { echo "serve-test: $(PYTHON) has no vllm; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests/serve/vllm --include="test_*.py")

@@ -1,6 +1,6 @@
 """Serving under memory pressure in vLLM: an unquantised cache and packed ones, in the same bytes.
 
-    python benchmarks/bench_serve.py [--seconds 540] [--output FILE] [--gpus 2]
+    python benchmarks/bench_serve.py [--seconds 3600] [--output FILE] [--gpus 2]
         [--engines decode/bf16 decode/c4r4 pressure/bf16 ...] [--jobs NAME ...] [--layers 27]
 
 Needs Hopper GPUs, vllm and nothing else: the model has DeepSeek-V2-Lite's shape and no weights.

@@ -16,20 +16,19 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
 CAPTURED = [*range(1, 9), 10, 12, 16, 24, 32, 48, 64]  # batch sizes of CUDA graphs
-BACKENDS = {"bf16": None, "bf16_flashmla": "FLASHMLA"}  # others are the plugin's
 
 
 class VllmEngine:
     """Times are of whole steps: the scheduler, the model and the output processing."""
 
     def __init__(self, variant: str, group: Group) -> None:
-        backend = BACKENDS.get(variant, "CUSTOM")
-        if backend == "CUSTOM":
+        packed = variant != "bf16"
+        if packed:
             from quantmla.serve.vllm import register
 
             register()
         self.folder = tempfile.TemporaryDirectory()
-        config = model_config(group.layers, variant if backend == "CUSTOM" else None)
+        config = model_config(group.layers, variant if packed else None)
         (Path(self.folder.name) / "config.json").write_text(json.dumps(config))
         self.llm = LLM(
             model=self.folder.name,
@@ -43,7 +42,7 @@ class VllmEngine:
             gpu_memory_utilization=0.1,  # others may be there; the cache has its own size
             kv_cache_memory_bytes=group.cache_bytes,
             compilation_config={"cudagraph_capture_sizes": CAPTURED},
-            **({} if backend is None else {"attention_backend": backend}),
+            **({"attention_backend": "CUSTOM"} if packed else {}),
         )
         self.config = self.llm.llm_engine.vllm_config
         self.core = self.llm.llm_engine.engine_core.engine_core

@@ -131,7 +131,7 @@ PRESSURE = (
     long_context("5 x (128K + 1K), pool of 1", 1.01),
     long_context("5 x (128K + 1K), pool of 1.5", 1.5),
 )
-# Pools of 11 GiB and more with all layers. The paper's sizing: 0.4 % less than the demand.
+# Pools of 10 GiB and more with all layers. The paper's sizing: 0.4 % less than the demand.
 LARGE = (
     long_context("5 x (128K + 1K), 0.4 % short", 5 * 0.996, must=True),
     Job(
@@ -174,7 +174,7 @@ GROUPS = (
 def rank(job: Job, variant: str, repeat: int) -> tuple[int, ...]:
     """Its place in a run: musts first, then a first row of everything, then other repeats.
 
-    Variants take turns: the host's own changes from minute to minute are then in all of them.
+    Variants that run side by side take turns: what changes on the host is then in all of them.
     """
     tier = (0 if job.must else 2) + (repeat > 0)
     order = [each for group in GROUPS for each in group.jobs]

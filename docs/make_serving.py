@@ -1,10 +1,9 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
-From the newest benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py
-writes (medians of a job's repeats), and serve_<gpu>_<yyyymmdd>_2.json, if there is a second run to
-compare it with; scheduler_<yyyymmdd>.json, by serve_scheduler.py,
-answers_<gpu>_<yyyymmdd>.json, by serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by
-serve_families.py.
+From benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py writes, and
+others of that date, serve_<gpu>_<yyyymmdd>_<what>.json: medians of all runs of a job;
+scheduler_<yyyymmdd>.json, by serve_scheduler.py, answers_<gpu>_<yyyymmdd>.json, by
+serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by serve_families.py. The newest are taken.
 """
 
 import json
@@ -21,7 +20,7 @@ PAGE = Path(__file__).with_name("serving.md")
 PLOT = Path(__file__).with_name("serving.svg")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 NAMES = {
-    "serve": re.compile(r"serve_.+_(\d{8})\.json"),
+    "serve": re.compile(r"serve_.+_(\d{8})(?:_\w+)?\.json"),
     "scheduler": re.compile(r"scheduler_(\d{8})\.json"),
     "answers": re.compile(r"answers_.+_(\d{8})\.json"),
     "families": re.compile(r"families_.+_(\d{8})\.json"),
@@ -31,24 +30,31 @@ COLUMNS = (
     "computed twice",
     *("running", "TTFT p50, s", "TPOT p50, ms", "TPOT p99, ms", "gap p50, ms", "runs"),
 )
+COUNTED = ("pool_bytes", "preemptions", "recomputed_tokens", "max_running", "steps")
 COLOURS = {"bf16": "#888888", "c4r4": "#1f6fb2", "c2r4": "#7fb3d8"}
 Row = Mapping[str, Any]
 Asked = tuple[str, int]  # a job, and of how many layers the model was
 
 
-def newest(folder: Path, what: str = "serve") -> Path | None:
-    """The result file of a kind with the latest date in its name."""
+def newest(folder: Path, what: str) -> list[Path]:
+    """The result files of a kind with the latest date in their names, by name."""
     dated = [(match[1], p) for p in folder.iterdir() if (match := NAMES[what].fullmatch(p.name))]
-    return max(dated)[1] if dated else None
+    latest = max((date for date, _ in dated), default="")
+    return sorted(path for date, path in dated if date == latest)
 
 
 def jobs(rows: Sequence[Row]) -> dict[Asked, dict[str, dict[str, Any]]]:
-    """By job, the model's layers and variant: medians of all numbers, runs and their range."""
+    """By job, the model's layers and variant: medians of all numbers, runs and their range.
+
+    What has no clock in it must be the same in all runs; ValueError names a job of others.
+    """
     groups: dict[tuple[Asked, str], list[Row]] = {}
     for row in rows:
         groups.setdefault(((row["job"], row["layers"]), row["variant"]), []).append(row)
     found: dict[Asked, dict[str, dict[str, Any]]] = {}
     for (asked, variant), members in groups.items():
+        if len({tuple(row.get(name) for name in COUNTED) for row in members}) > 1:
+            raise ValueError(f"runs of {asked}, {variant}, differ in one of {COUNTED}")
         middle = {
             name: median(row[name] for row in members)
             for name, value in members[0].items()
@@ -123,50 +129,6 @@ def tables(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
-COUNTED = ("pool_bytes", "preemptions", "recomputed_tokens", "max_running", "steps")
-
-
-def _counts(rows: Sequence[Row]) -> dict[tuple[str, int, str], set[tuple[int, ...]]]:
-    """By job, layers and variant, what has no clock in it, of every run."""
-    found: dict[tuple[str, int, str], set[tuple[int, ...]]] = {}
-    for row in rows:
-        seen = found.setdefault((row["job"], row["layers"], row["variant"]), set())
-        seen.add(tuple(row[name] for name in COUNTED))
-    return found
-
-
-def again_table(first: Sequence[Row], second: Sequence[Row]) -> str:
-    """Jobs and caches of two runs: ratios to the unquantised cache, and whether counts agree."""
-    head = "| job | layers | cache | x bf16 | before | runs | bf16's | counts of both |"
-    lines = [head, "|---|---:|---|---:|---:|---:|---:|---|"]
-    then, counts = jobs(first), [_counts(rows) for rows in (first, second)]
-    for (job, layers), now in jobs(second).items():
-        before = then.get((job, layers), {})
-        known = [name for name in now if name in before]
-        for variant in [name for name in known if name != "bf16" and "bf16" in known]:
-            both = (variant, "bf16")
-            same = all(counts[0][job, layers, x] == counts[1][job, layers, x] for x in both)
-            cells = (
-                job,
-                str(layers),
-                variant,
-                *(f"{gain(found, variant):.2f}" for found in (now, before)),
-                *(str(now[name]["runs"]) for name in both),
-                "the same" if same else "others",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _again(path: Path, rows: Sequence[Row]) -> str:
-    second = path.with_stem(f"{path.stem}_2")
-    if not second.exists():
-        return NO_SECOND
-    data = json.loads(second.read_text(encoding="utf-8"))
-    head = f"{data['environment']['gpu']}; from `benchmarks/results/{second.name}`."
-    return f"{head}\n\n{again_table(rows, data['rows'])}"
-
-
 def plot(rows: Sequence[Row]) -> str:
     """Output tokens a second of every job against bf16's, as SVG."""
     found = jobs(rows)
@@ -235,14 +197,13 @@ def scheduler_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-NO_SECOND = "There is no second run."
 NOT_RUN = (
     "**Not run yet**: no serving result is in `benchmarks/results`, and no claim of speed is made."
 )
 
 
 def _scheduled(folder: Path) -> str:
-    path = newest(folder, "scheduler")
+    path = next(iter(newest(folder, "scheduler")), None)
     if path is None:
         return NOT_RUN
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -271,7 +232,7 @@ def answers_table(rows: Sequence[Row]) -> str:
 
 
 def _answers(folder: Path) -> str:
-    path = newest(folder, "answers")
+    path = next(iter(newest(folder, "answers")), None)
     if path is None:
         return NOT_RUN
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -301,7 +262,7 @@ NO_FAMILIES = "No result file of `benchmarks/serve_families.py` is in `benchmark
 
 
 def _families(folder: Path) -> str:
-    path = newest(folder, "families")
+    path = next(iter(newest(folder, "families")), None)
     if path is None:
         return NO_FAMILIES
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -313,23 +274,28 @@ def _families(folder: Path) -> str:
     return f"{source}\n\n{families_table(data['rows'])}"
 
 
+def _source(path: Path, data: Mapping[str, Any]) -> str:
+    where, versions = data["environment"], data["environment"]["packages"]
+    used = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return (
+        f"- `benchmarks/results/{path.name}`: of {where['time'][:16]}, {where['gpu']}, "
+        f"driver {where['driver']}, QuantMLA {where['quantmla']}, {used}"
+    )
+
+
 def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     """The page as it should be, and the plot if there is something to plot."""
-    parts = {"serving": NOT_RUN, "gains": NOT_RUN, "again": NO_SECOND}
+    parts = {"serving": NOT_RUN, "gains": NOT_RUN}
     parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
     parts["families"] = _families(folder)
-    drawing, path = None, newest(folder)
-    if path is not None:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        where, rows = data["environment"], data["rows"]
-        source = (
-            f"{where['gpu']}, vllm {where['packages']['vllm']}, torch {where['packages']['torch']},"
-            f" QuantMLA {where['quantmla']}; from `benchmarks/results/{path.name}`."
-        )
+    drawing, paths = None, newest(folder, "serve")
+    if paths:
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        rows = [row for data in found for row in data["rows"]]
+        sources = "\n".join(map(_source, paths, found))
         picture = f"![Output tokens a second against bf16]({PLOT.name})"
-        parts["serving"] = "\n\n".join((source, picture, *tables(rows)))
-        parts["gains"], parts["again"] = gains_table(rows), _again(path, rows)
-        drawing = plot(rows)
+        parts["serving"] = "\n\n".join((sources, picture, *tables(rows)))
+        parts["gains"], drawing = gains_table(rows), plot(rows)
     text = page.read_text(encoding="utf-8")
     for name, body in parts.items():
         text = replace_in(text, name, body, str(page))

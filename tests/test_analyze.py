@@ -109,7 +109,7 @@ def test_what_quantize_wrote_is_studied_in_its_own_coordinates(
     assert scaled != pytest.approx(original, rel=1e-2)
 
 
-def test_r46_an_interrupted_run_goes_on_to_the_same_figures(
+def test_an_interrupted_run_goes_on_to_the_same_figures(
     tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model, studies = tiny_model("deepseek_v3"), ("interventions", "gain")
@@ -144,7 +144,7 @@ def test_r46_an_interrupted_run_goes_on_to_the_same_figures(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-def test_r46_a_stopped_process_leaves_no_output_and_resumes(
+def test_a_stopped_process_leaves_no_output_and_resumes(
     stop: signal.Signals, tiny_model: Tiny, short_text: Path, tmp_path: Path
 ):
     out, work = tmp_path / "out", tmp_path / "out.work"

@@ -23,7 +23,7 @@ from quantmla.quant.mixed import MixedFormat
 C4R4 = parse_format("c4r4")
 
 
-def test_r35_deepseek_r1():
+def test_deepseek_r1():
     found = estimate(DEEPSEEK_R1, C4R4, Workload(context=131_072))
     assert found.cached_layers == 61
     assert found.page_bytes == 20_480
@@ -36,7 +36,7 @@ def test_r35_deepseek_r1():
     assert round(found.ratio, 2) == 3.59
 
 
-def test_r35_deepseek_v2_lite():
+def test_deepseek_v2_lite():
     found = estimate(DEEPSEEK_V2_LITE, C4R4, Workload(context=4096))
     assert (found.cached_layers, found.bf16_bytes_per_token) == (27, 31_104)
     assert found.bytes_per_token == 27 * 320
@@ -48,11 +48,11 @@ def test_c2r4_is_six_times_smaller():
     assert found.bf16_bytes_per_token / found.bytes_per_token == 6.0
 
 
-def test_r27_longcat_has_two_attentions_per_layer():
+def test_longcat_has_two_attentions_per_layer():
     assert cached_layers(LONGCAT_FLASH) == list(range(56))
 
 
-def test_r27_kimi_linear_caches_its_full_attention_layers_only():
+def test_kimi_linear_caches_its_full_attention_layers_only():
     assert cached_layers(KIMI_LINEAR) == [3, 7, 11, 15, 19, 23, 26]
     with pytest.raises(UnsupportedModel, match="full_attn_layers"):
         cached_layers({**KIMI_LINEAR, "linear_attn_config": None})

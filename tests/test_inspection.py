@@ -41,7 +41,7 @@ def test_a_folder_with_mtp_layers_and_fp8_weights(tmp_path):
     assert found.weight_bytes == {"BF16": 16}
 
 
-def test_r24_a_config_file_alone_and_its_rope_order(tmp_path):
+def test_a_config_file_alone_and_its_rope_order(tmp_path):
     path = tmp_path / "config.json"
     for interleave, order in ((True, "interleaved"), (False, "half")):
         path.write_text(json.dumps({**DEEPSEEK_R1, "rope_interleave": interleave}))

@@ -79,9 +79,7 @@ def test_every_latent_attention_gets_a_transform_and_a_log(
 
 
 @pytest.mark.parametrize("case", ["deepseek_v3", "longcat_flash"])
-def test_r46_a_killed_run_goes_on_to_the_same_bytes(
-    case: str, tiny_checkpoint: Tiny, tmp_path: Path
-):
+def test_a_killed_run_goes_on_to_the_same_bytes(case: str, tiny_checkpoint: Tiny, tmp_path: Path):
     folder = tiny_checkpoint(case)
     whole = learn(folder, tmp_path / "whole")
     killed = tmp_path / "killed"

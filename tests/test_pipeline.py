@@ -119,7 +119,7 @@ def assert_same_result(a: Path, b: Path) -> None:
         ("deepseek_v2", OURS, {"name": "c16r4", "sinks": 0, "recent": 64}),
     ],
 )
-def test_r05_r47_r52_a_quantized_model_is_the_same_model(  # noqa: PLR0913
+def test_a_quantized_model_is_the_same_model(  # noqa: PLR0913
     case: str, transform: dict, fmt: dict, recipe, tiny_model: Tiny, tmp_path: Path, capsys
 ):
     model, out = tiny_model(case), tmp_path / "out"
@@ -213,14 +213,14 @@ def test_verify_reports_every_layer_and_the_logits(fused: Path, capsys):
     assert found["tokens"] == 2 * 511
 
 
-def test_r53_verify_sees_a_tampered_attention(fused: Path, capsys):
+def test_verify_sees_a_tampered_attention(fused: Path, capsys):
     name = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"
     tampered(fused, name, lambda x: x * (1 + 1e-4 * torch.randn(x.shape)))
     said = refused(capsys, 4, ["verify", str(fused)])
     assert "the stored weights of model.layers.0.self_attn change its output by" in said
 
 
-def test_r53_verify_sees_one_changed_number_outside_attention(fused: Path, capsys):
+def test_verify_sees_one_changed_number_outside_attention(fused: Path, capsys):
     name = "model.layers.1.input_layernorm.weight"
 
     def one_step(x: torch.Tensor) -> torch.Tensor:
@@ -393,7 +393,7 @@ def test_an_interrupt_at_the_very_end_says_that_all_is_done(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-def test_r46_a_stopped_run_leaves_no_output_and_resumes_to_the_same_bytes(
+def test_a_stopped_run_leaves_no_output_and_resumes_to_the_same_bytes(
     stop: signal.Signals, recipe, tiny_model: Tiny, tmp_path: Path
 ):
     model, out, work = tiny_model("deepseek_v3"), tmp_path / "out", tmp_path / "out.work"

@@ -28,7 +28,7 @@ def test_defaults_are_complete_and_checked(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["C4R4", "c4r4", "quantmla_c4r4"])
-def test_r10_format_names_are_one(name):
+def test_format_names_are_one(name):
     assert recipe_from({"format": {"name": name}}).format.name == "c4r4"
 
 

@@ -45,7 +45,7 @@ def test_write_of_read_is_bit_exact(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_r27_geometry_is_that_of_the_module(case: str, tiny_checkpoint: Tiny):
+def test_geometry_is_that_of_the_module(case: str, tiny_checkpoint: Tiny):
     folder = tiny_checkpoint(case)
     source, adapter, sites = opened(folder)
     g = adapter.geometry(source.config)
@@ -139,7 +139,7 @@ def test_read_in_another_dtype_and_without_output(tiny_checkpoint: Tiny):
     assert small.w_o_DNV.shape == full.w_o_DNV.shape
 
 
-def test_r49_kv_b_rows_are_split_per_head(tiny_checkpoint: Tiny):
+def test_kv_b_rows_are_split_per_head(tiny_checkpoint: Tiny):
     source, adapter, sites = opened(tiny_checkpoint("glm4_moe_lite"))
     weights = adapter.read(source, sites[1])
     raw = source.tensor("model.layers.1.self_attn.kv_b_proj.weight").double()
@@ -156,7 +156,7 @@ def mtp_tensors(source: TensorSource, old: str, new: str) -> dict[str, torch.Ten
     }
 
 
-def test_r47_mtp_layers_of_the_checkpoint_are_sites(tiny_checkpoint: Tiny, tmp_path: Path):
+def test_mtp_layers_of_the_checkpoint_are_sites(tiny_checkpoint: Tiny, tmp_path: Path):
     source, _, _ = opened(tiny_checkpoint("deepseek_v3"))
     extra = mtp_tensors(source, "model.layers.1.", "model.layers.2.")
     folder = rewrite_tensors(source.path, tmp_path / "mtp", extra)
@@ -168,7 +168,7 @@ def test_r47_mtp_layers_of_the_checkpoint_are_sites(tiny_checkpoint: Tiny, tmp_p
     ]
 
 
-def test_r47_mtp_layers_under_their_own_root(tiny_checkpoint: Tiny, tmp_path: Path):
+def test_mtp_layers_under_their_own_root(tiny_checkpoint: Tiny, tmp_path: Path):
     source, _, _ = opened(tiny_checkpoint("longcat_flash"))
     name = "model.layers.0.self_attn.1.kv_a_proj_with_mqa.weight"
     extra = {"model.mtp.layers.0.self_attn.kv_a_proj_with_mqa.weight": source.tensor(name)}

@@ -40,7 +40,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_r42_bytes_do_not_depend_on_how_tokens_arrived(fmt):
+def test_bytes_do_not_depend_on_how_tokens_arrived(fmt):
     whole = filled(fmt, [300])
     for chunks in ([1, 127, 172], [1] * 300, [64, 64, 172], [299, 1]):
         other = filled(fmt, chunks)
@@ -85,7 +85,7 @@ def test_sequences_of_different_lengths_end_together():
     assert torch.equal(both.pages(1), short.pages(0))
 
 
-def test_r15_allocated_bytes_are_the_packed_rows_and_the_window():
+def test_allocated_bytes_are_the_packed_rows_and_the_window():
     fmt = parse_format("c4r4")
     length = 64 * 20 + 128 + 5
     cache = filled(fmt, [length])
@@ -136,7 +136,7 @@ def test_crop_that_needs_lost_rows_is_refused():
     assert kept.lengths == [192]
 
 
-def test_r09_other_dtypes_are_refused():
+def test_other_dtypes_are_refused():
     cache = PagedCache(parse_format("c4r4"), R, E, batch=1)
     latent, k_rope = rows(3)
     for bad in (latent.half(), latent.float()):

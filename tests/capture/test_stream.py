@@ -139,7 +139,7 @@ def many_layers(tiny_checkpoint: Folder, out: Path, layers: int) -> Path:
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 3])
-def test_r46_resume_gives_the_same_bytes_without_the_layers_before(
+def test_resume_gives_the_same_bytes_without_the_layers_before(
     stop_at: int, tiny_checkpoint: Folder, tmp_path: Path
 ) -> None:
     folder, ids = many_layers(tiny_checkpoint, tmp_path / "model", 5), tokens()
@@ -291,7 +291,7 @@ def test_not_a_number_in_activations_names_the_layer(
     assert [f.name for f in (tmp_path / "work").iterdir()] == ["hidden_1.safetensors"]
 
 
-def test_r44_an_attention_that_does_not_run_is_named(
+def test_an_attention_that_does_not_run_is_named(
     tiny_checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.models.youtu import modeling_youtu
@@ -394,7 +394,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_layer(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_r45_out_of_memory_names_what_to_lower(
+def test_out_of_memory_names_what_to_lower(
     tiny_checkpoint: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.models.youtu import modeling_youtu

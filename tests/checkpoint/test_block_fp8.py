@@ -19,7 +19,7 @@ def random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_r48_values_are_code_times_the_scale_of_their_block():
+def test_values_are_code_times_the_scale_of_their_block():
     codes = random(0, *SHAPE).mul(50).float().to(torch.float8_e4m3fn)
     scale = random(1, 5, 2).abs().float()
     x = dequantize_blocks(codes, scale, BLOCK)
@@ -29,7 +29,7 @@ def test_r48_values_are_code_times_the_scale_of_their_block():
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (128, 128), (1, 1), (129, 127)])
-def test_r48_round_trip_is_within_the_spacing_of_e4m3(shape: tuple[int, int]):
+def test_round_trip_is_within_the_spacing_of_e4m3(shape: tuple[int, int]):
     x = random(2, *shape) * torch.exp(3 * random(3, *shape))  # wide range within a block
     codes, scale = quantize_blocks(x, BLOCK)
     assert tuple(scale.shape) == num_blocks(shape, BLOCK)
@@ -43,7 +43,7 @@ def test_r48_round_trip_is_within_the_spacing_of_e4m3(shape: tuple[int, int]):
     assert nmse < 2**-8 / 3 * 1.5  # worst binade: half a step, uniform
 
 
-def test_r48_scales_of_another_shape_are_refused():
+def test_scales_of_another_shape_are_refused():
     codes = torch.zeros(SHAPE).to(torch.float8_e4m3fn)
     for wrong in ((576,), (4, 2), (5, 1), (2, 5)):
         with pytest.raises(

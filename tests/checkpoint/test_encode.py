@@ -33,7 +33,7 @@ def test_plain_tensors_are_rounded_once(source: TensorSource):
     assert torch.equal(decode(source, "plain", stored), x.bfloat16().double())
 
 
-def test_r48_fp8_brings_its_scales_in_the_form_of_the_checkpoint(source: TensorSource):
+def test_fp8_brings_its_scales_in_the_form_of_the_checkpoint(source: TensorSource):
     x = 30 * random(3)
     stored = encode(source, "fp8", x)
     assert {name: t.dtype for name, t in stored.items()} == {

@@ -126,7 +126,7 @@ def fp8_folder(path: Path, **change: torch.Tensor | None) -> tuple[Path, torch.T
     return path, x
 
 
-def test_r48_fp8_weights_are_read_with_their_scales(tmp_path: Path):
+def test_fp8_weights_are_read_with_their_scales(tmp_path: Path):
     folder, x = fp8_folder(tmp_path / "fp8")
     read = open_source(folder).float_tensor("weight")
     assert float((read - x).norm() / x.norm()) < 2**-4
@@ -134,7 +134,7 @@ def test_r48_fp8_weights_are_read_with_their_scales(tmp_path: Path):
     assert torch.equal(half, read.float())
 
 
-def test_r48_fp8_weights_without_block_scales_are_refused(tmp_path: Path):
+def test_fp8_weights_without_block_scales_are_refused(tmp_path: Path):
     folder, _ = fp8_folder(tmp_path / "bare", weight_scale_inv=None)
     with pytest.raises(QuantMLAError, match="weight is F8_E4M3 without a tensor weight_scale_inv"):
         open_source(folder).float_tensor("weight")

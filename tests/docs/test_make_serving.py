@@ -24,6 +24,8 @@ ROW = {
 }
 ENVIRONMENT = {
     "gpu": "NVIDIA H200",
+    "driver": "580",
+    "time": "2026-02-03T04:05:06+00:00",
     "quantmla": "0.1.0",
     "packages": {"vllm": "0.26.0", "torch": "2.11.0"},
 }
@@ -43,7 +45,6 @@ def places(tmp_path):
         "top\n<!-- serving: generated -->\nold\n<!-- end of serving -->\nend\n"
         "<!-- scheduler: generated -->\nold\n<!-- end of scheduler -->\n"
         "<!-- answers: generated -->\nold\n<!-- end of answers -->\n"
-        "<!-- again: generated -->\n<!-- end of again -->\n"
         "<!-- gains: generated -->\n<!-- end of gains -->\n"
         "<!-- families: generated -->\n<!-- end of families -->\n"
     )
@@ -60,7 +61,7 @@ def test_medians_and_ratios(places):
     (folder / "serve_h200_20260203.json").write_text(json.dumps(new))
     text, drawing = make_serving.render(folder, page)
     assert "old" not in text
-    assert "NVIDIA H200, vllm 0.26.0" in text
+    assert "NVIDIA H200, driver 580, QuantMLA 0.1.0, vllm 0.26.0, torch 2.11.0\n" in text
     assert "**64 x (4K + 2K)**: 5 layers, cache of 1.00 GiB, prefix caching off" in text
     assert (
         "| bf16 | 1,000 | 100 |  | 1.00 | 3 | 12,345 | 7 | 0.50 | 4.00 | 10.10 | 3.10 | 1 |" in text
@@ -97,27 +98,24 @@ def test_what_is_gained_is_said_of_medians_and_of_single_runs():
     ]
 
 
-def test_a_second_run_stands_beside_the_first(places):
+def test_all_runs_of_a_day_are_in_the_medians(places):
     folder, page = places
-    row = ROW | {"steps": 40}
-    packed = row | {"variant": "c4r4", "output_tok_s": 150.0}
-    first = {"environment": ENVIRONMENT, "rows": [row, packed]}
-    (folder / "serve_h200_20260203.json").write_text(json.dumps(first))
+    runs = {"serve_h200_20260203.json": 100.0, "serve_h200_20260203_more_2.json": 130.0}
+    for name, speed in (runs | {"serve_h200_20260101_3.json": 999.0}).items():
+        other = ENVIRONMENT | {"packages": {"vllm": "0.26.0", "numpy": f"1.{speed:.0f}"}}
+        rows = [ROW | {"output_tok_s": speed}]
+        (folder / name).write_text(json.dumps({"environment": other, "rows": rows}))
     text, _ = make_serving.render(folder, page)
-    assert make_serving.NO_SECOND in text
-    again = [row, packed | {"output_tok_s": 130.0}, packed | {"output_tok_s": 120.0, "steps": 42}]
-    second = {"environment": ENVIRONMENT, "rows": again}
-    (folder / "serve_h200_20260203_2.json").write_text(json.dumps(second))
-    text, _ = make_serving.render(folder, page)
-    assert "| 64 x (4K + 2K) | 5 | c4r4 | 1.25 | 1.50 | 2 | 1 | others |" in text
-    other = [x | {"job": "in one run only"} for x in (row, packed)] + [row | {"variant": "c2r4"}]
-    second = {"environment": ENVIRONMENT, "rows": [row, packed, *other]}
-    (folder / "serve_h200_20260203_2.json").write_text(json.dumps(second))
-    text, _ = make_serving.render(folder, page)
-    assert "| 64 x (4K + 2K) | 5 | c4r4 | 1.50 | 1.50 | 1 | 1 | the same |" in text
-    table = text.split("<!-- again: generated -->")[1].split("<!-- end")[0]
-    assert "c2r4" not in table
-    assert "one run only" not in table
+    assert "| bf16 | 1,000 | 115 | 100 to 130 | 1.00 |" in text
+    for name, speed in runs.items():
+        source = f"- `benchmarks/results/{name}`: of 2026-02-03T04:05, NVIDIA H200, driver 580"
+        assert f"{source}, QuantMLA 0.1.0, vllm 0.26.0, numpy 1.{speed:.0f}\n" in text
+    assert "999" not in text
+
+
+def test_runs_that_did_other_things_are_not_pooled():
+    with pytest.raises(ValueError, match=r"64 x \(4K \+ 2K\).*bf16, differ in one of .*steps"):
+        make_serving.jobs([ROW | {"steps": 40}, ROW | {"steps": 41}])
 
 
 def test_a_job_that_bf16_has_not_run_has_no_ratio(places):
@@ -137,7 +135,6 @@ def test_without_a_file_no_figure_is_claimed(places):
     wanted = wanted.replace(
         "<!-- end of families", f"{make_serving.NO_FAMILIES}\n<!-- end of families"
     )
-    wanted = wanted.replace("<!-- end of again", f"{make_serving.NO_SECOND}\n<!-- end of again")
     wanted = wanted.replace("<!-- end of gains", f"{make_serving.NOT_RUN}\n<!-- end of gains")
     assert make_serving.render(folder, page) == (wanted, None)
 

@@ -68,7 +68,7 @@ def assert_same_layout(a: TensorSource, b: TensorSource) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_r05_logits_of_the_fused_model_are_those_of_the_original(
+def test_logits_of_the_fused_model_are_those_of_the_original(
     case: str, tiny_checkpoint: Tiny, tmp_path: Path, original_logits
 ):
     source = open_source(tiny_checkpoint(case))
@@ -89,7 +89,7 @@ def test_r05_logits_of_the_fused_model_are_those_of_the_original(
 
 
 @pytest.mark.parametrize("case", ["deepseek_v2", "deepseek_v3", "deepseek_v3_half", "minicpm3"])
-def test_r24_the_wrong_rope_layout_is_seen(
+def test_the_wrong_rope_layout_is_seen(
     case: str, tiny_checkpoint: Tiny, tmp_path: Path, original_logits
 ):
     source = open_source(tiny_checkpoint(case))
@@ -125,9 +125,7 @@ def test_a_forgotten_multiplier_is_seen(tiny_checkpoint: Tiny, tmp_path: Path, o
     assert relative_error(stored * (64 / 48) ** 0.5, transform.content.scale_R) > 0.1
 
 
-def test_r47_mtp_layers_are_copied_or_fused_but_never_dropped(
-    tiny_checkpoint: Tiny, tmp_path: Path
-):
+def test_mtp_layers_are_copied_or_fused_but_never_dropped(tiny_checkpoint: Tiny, tmp_path: Path):
     tiny = open_source(tiny_checkpoint("deepseek_v3"))
     extra = {
         name.replace("layers.1.", "layers.2."): tiny.tensor(name)
@@ -155,7 +153,7 @@ def test_r47_mtp_layers_are_copied_or_fused_but_never_dropped(
             assert torch.equal(copied.tensor(name), source.tensor(name))
 
 
-def test_r43_layers_without_a_transform_are_copied(
+def test_layers_without_a_transform_are_copied(
     tiny_checkpoint: Tiny, tmp_path: Path, original_logits
 ):
     source = open_source(tiny_checkpoint("longcat_flash"))
@@ -168,7 +166,7 @@ def test_r43_layers_without_a_transform_are_copied(
     assert relative_error(after, original_logits("longcat_flash")) < TOLERANCE
 
 
-def test_r48_fp8_checkpoints_stay_fp8_and_their_rounding_is_reported(
+def test_fp8_checkpoints_stay_fp8_and_their_rounding_is_reported(
     tiny_checkpoint: Tiny, tmp_path: Path
 ):
     tiny = open_source(tiny_checkpoint("glm4_moe_lite"))
@@ -204,7 +202,7 @@ def test_r48_fp8_checkpoints_stay_fp8_and_their_rounding_is_reported(
         assert relative_error(after, before) < 0.15  # some rounding steps of about 3 % each
 
 
-def test_r14_r52_the_stock_config_reader_sees_the_same_model(tiny_checkpoint: Tiny, tmp_path: Path):
+def test_the_stock_config_reader_sees_the_same_model(tiny_checkpoint: Tiny, tmp_path: Path):
     source = open_source(tiny_checkpoint("deepseek_v3"))
     fuse(source, tmp_path / "out", quantmla_config={"version": 1, "format": {"content_bits": 4}})
     before, after = (

@@ -71,7 +71,7 @@ def test_outputs_stay(seed: int, rotated: bool):
     assert change(fuse_layer(weights, random_transform(24, 6, seed)), weights, g, seed) < EXACT
 
 
-def test_r21_caches_hold_the_transformed_values():
+def test_caches_hold_the_transformed_values():
     weights, transform = random_weights(1), random_transform(24, 6, 1)
     case = random_case(GEOMETRY, 16, 1)
     before = attention_inputs(weights, GEOMETRY, case)

@@ -61,7 +61,7 @@ def test_scores_stay_when_queries_get_the_inverse_gain(seed):
 
 
 @given(seeds)
-def test_r24_a_wrong_pair_order_does_not_commute(seed):
+def test_a_wrong_pair_order_does_not_commute(seed):
     x = normal(seed, 6, 8)
     angle, gain = torch.tensor([0.5, 1.0, 1.5, 2.0]).double(), torch.tensor([1.0, 2, 3, 4]).double()
 

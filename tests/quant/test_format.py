@@ -11,12 +11,12 @@ from quantmla.quant.format import BITS, CacheFormat, paper_format, parse_format
 
 
 @pytest.mark.parametrize("name", ["c4r4", "C4R4", "quantmla_c4r4", "QuantMLA-C4R4", " c4r4 "])
-def test_r10_spellings_are_one_format(name):
+def test_spellings_are_one_format(name):
     assert parse_format(name) == CacheFormat()
 
 
 @pytest.mark.parametrize("name", ["", "c4", "c5r4", "c4r1", "int4", "c4r4x", "fp8"])
-def test_r10_unknown_names_are_refused_with_the_allowed_ones(name):
+def test_unknown_names_are_refused_with_the_allowed_ones(name):
     with pytest.raises(UsageError, match="c4r4") as caught:
         parse_format(name)
     assert repr(name) in str(caught.value)

@@ -65,7 +65,7 @@ def test_padding_bytes_are_zero():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_r09_only_bf16_is_taken(dtype):
+def test_only_bf16_is_taken(dtype):
     latent, k_rope = rows(7)
     with pytest.raises(UsageError, match=f"latent is {dtype}"):
         pack_pages(latent.to(dtype), k_rope, CacheFormat())
@@ -78,7 +78,7 @@ def test_the_published_rule_has_no_bytes():
         pack_pages(*rows(8), paper_format("c4r4"))
 
 
-def test_r22_pages_of_another_size_are_refused():
+def test_pages_of_another_size_are_refused():
     fmt = CacheFormat()
     pages = pack_pages(*rows(9), fmt)
     with pytest.raises(UsageError, match=f"needs uint8 of {pages.shape[1]}"):
@@ -95,7 +95,7 @@ def test_golden_bytes(name):
     assert pages[0, :16].tolist() == golden["first_bytes"]
 
 
-def test_r28_nan_stays_visible_and_in_its_own_tokens():
+def test_nan_stays_visible_and_in_its_own_tokens():
     latent, k_rope = rows(11)
     latent[0, 3, 5] = float("nan")
     got, rope = unpack_pages(pack_pages(latent, k_rope, CacheFormat()), 128, 32, CacheFormat())

@@ -41,7 +41,7 @@ def test_sixteen_bits_are_left_alone():
     assert read_rope(x, parse_format("c16r16")) is x
 
 
-def test_r02_the_two_paths_have_scales_of_their_own():
+def test_the_two_paths_have_scales_of_their_own():
     generator = torch.Generator().manual_seed(0)
     k = torch.rand(128, 64, generator=generator) * 2 - 1
     fmt = parse_format("c4r4", rope_centring="none")

@@ -55,7 +55,7 @@ def test_no_figures_for_what_the_plugin_does_not_serve():
 @pytest.mark.parametrize("name", ["c4r4", "c2r4"])
 @pytest.mark.parametrize("context", [300, 4096, 132_096])
 @pytest.mark.parametrize("batched", [512, 8192])
-def test_r34_estimate_agrees_with_vllm(name, context, batched, vllm_capacity):
+def test_estimate_agrees_with_vllm(name, context, batched, vllm_capacity):
     """Tokens in the pool and maximum concurrency, from vLLM's own functions, to within a page."""
     budget = int(7.3 * 2**30)
     load = Workload(context=context, budget=budget)

@@ -37,7 +37,7 @@ def unread(monkeypatch):
     return calls
 
 
-def test_r50_a_left_padded_batch_generates_the_same_tokens_without_a_copy(model, batch, unread):
+def test_a_left_padded_batch_generates_the_same_tokens_without_a_copy(model, batch, unread):
     plain = model.generate(
         **batch,
         past_key_values=QuantMLACache(model.config, FMT, batch["attention_mask"]),
@@ -67,7 +67,7 @@ def logits(model, ids, cache, turns):
     return torch.cat(found, dim=1)
 
 
-def test_r01_logits_are_those_of_the_torch_cache(model, batch):
+def test_logits_are_those_of_the_torch_cache(model, batch):
     """Steps of one token, and of several while no page leaves the recent window."""
     model = model.double()
     ids, turns = batch["input_ids"][:1], [40, 1, 1, 3, 1, 1, 1, 8, 4]
@@ -139,7 +139,7 @@ def test_a_model_that_does_not_attend_to_it_is_told(model, batch):
             model(batch["input_ids"][:1, :1], past_key_values=cache, use_cache=True)
 
 
-def test_r16_a_backend_that_cannot_says_why_before_the_model_is_touched(model):
+def test_a_backend_that_cannot_says_why_before_the_model_is_touched(model):
     with pytest.raises(UsageError, match="'triton' cannot decode: Triton kernels need a GPU"):
         native_cache(model, FMT, backend="triton")
     with pytest.raises(UsageError, match="evaluation only"):
@@ -151,7 +151,7 @@ def test_r16_a_backend_that_cannot_says_why_before_the_model_is_touched(model):
     native_cache(model, FMT, backend="auto")  # on a CPU: the reference
 
 
-def test_r17_the_format_and_skipped_layers_come_from_a_fused_config(model):
+def test_the_format_and_skipped_layers_come_from_a_fused_config(model):
     model.config.quantmla_config = {"version": 1, "format": FMT.to_json(), "ignored_layers": [1]}
     cache = native_cache(model)
     assert isinstance(cache.layers[0], NativeLayer)

@@ -42,7 +42,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("sizes", [[200], [1] * 90, [7, 100, 1, 1, 90, 3], [16, 16, 5, 11, 160]])
-def test_r42_bytes_and_rows_are_those_of_the_torch_cache(sizes):
+def test_bytes_and_rows_are_those_of_the_torch_cache(sizes):
     pair = Pair(2)
     for i, size in enumerate(sizes):
         # the second sequence is shorter: left padding in the first chunk

@@ -28,7 +28,7 @@ def pages(cache: QuantMLACache, row: int) -> list[torch.Tensor]:
     return [layer.paged.pages(row) for layer in cache.layers]
 
 
-def test_r50_a_left_padded_row_generates_what_it_generates_alone(model, batch):
+def test_a_left_padded_row_generates_what_it_generates_alone(model, batch):
     cache = QuantMLACache(model.config, FMT, batch["attention_mask"])
     both = model.generate(**batch, past_key_values=cache, max_new_tokens=40, **GREEDY)
     alone_cache = QuantMLACache(model.config, FMT)
@@ -66,7 +66,7 @@ def test_sixteen_bits_generate_what_the_stock_cache_generates(model, batch, beam
     assert torch.equal(ours, half.generate(**batch, **settings))
 
 
-def test_r01_several_turns_over_one_cache(model, batch):
+def test_several_turns_over_one_cache(model, batch):
     half, ids = model.to(torch.bfloat16), batch["input_ids"][:1]
     ours, stock = QuantMLACache(half.config, EXACT), DynamicCache(config=half.config)
     with torch.inference_mode():
@@ -157,7 +157,7 @@ def test_batch_repeat_select_and_reorder():
     assert layer.paged.lengths == [0, 0]
 
 
-def test_r15_allocated_bytes_after_a_prompt(model, batch):
+def test_allocated_bytes_after_a_prompt(model, batch):
     cache = QuantMLACache(model.config, FMT)
     with torch.inference_mode():
         model(batch["input_ids"][:1], past_key_values=cache, use_cache=True)
@@ -167,7 +167,7 @@ def test_r15_allocated_bytes_after_a_prompt(model, batch):
     assert cache.allocated_bytes() == 2 * layer
 
 
-def test_r17_skipped_layers_keep_the_stock_cache(model, batch):
+def test_skipped_layers_keep_the_stock_cache(model, batch):
     cache = QuantMLACache(model.config, FMT, skip_layers=(0,))
     assert type(cache.layers[0]) is DynamicLayer
     model.generate(batch["input_ids"][:1], past_key_values=cache, max_new_tokens=3, **GREEDY)

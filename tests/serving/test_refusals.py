@@ -81,7 +81,7 @@ from quantmla.serving.refusals import FUSED_PASS
         ),
     ],
 )
-def test_r40_what_cannot_hold_is_refused_by_the_name_of_its_flag(tmp_path, arguments, words):
+def test_what_cannot_hold_is_refused_by_the_name_of_its_flag(tmp_path, arguments, words):
     with pytest.raises(UsageError, match=words):
         serve_command(checkpoint(tmp_path), arguments.split(" "))
 

@@ -78,7 +78,7 @@ def test_a_16_bit_cache_agrees_exactly(answer, write, protection):
     assert write(sixteen, TEXT, "A")[0] == write(BASE, TEXT, "A")[0]
 
 
-def test_r15_texts_are_written_through_packed_bytes(nano, tokenizer, write):
+def test_texts_are_written_through_packed_bytes(nano, tokenizer, write):
     prompt = TEXT * 5
     (found,), lm = write(Variant(name="x", fmt=C2R2), prompt, new=8)
     ids = torch.tensor([tokenizer.encode(prompt)])
@@ -94,7 +94,7 @@ def test_r15_texts_are_written_through_packed_bytes(nano, tokenizer, write):
     assert 0 < lm.cache_bytes < base.cache_bytes / 3
 
 
-def test_r50_batches_of_unequal_prompts_are_what_each_is_alone(write):
+def test_batches_of_unequal_prompts_are_what_each_is_alone(write):
     variant = Variant(name="x", fmt=C2R2)
     both, _ = write(variant, TEXT * 3, "SQLite is")
     assert both == [write(variant, p)[0][0] for p in (TEXT * 3, "SQLite is")]

@@ -103,7 +103,7 @@ def test_logs_of_before_channels_were_kept():
     assert gathered("layers", {"quantmla_log.json": older}) is not None
 
 
-def test_r37_the_peak_memory_and_its_machine_are_in_the_report():
+def test_the_peak_memory_and_its_machine_are_in_the_report():
     files = {"out/quantmla_log.json": log(), "out/quantmla_run.json": run_record()}
     (part,) = gathered("cost", files)["parts"]
     assert part["seconds"] == 33.0
@@ -165,6 +165,30 @@ def test_serving_of_smaller_models_is_no_repeat():
     named = {(row["job"].split("; ")[1], row["variant"]): row["ratio"] for row in rows}
     assert named["27 layers", "c4r4"] == pytest.approx(250 / 105)
     assert named["5 layers", "c4r4"] == 1.0
+
+
+def test_serving_takes_all_files_of_a_day():
+    def faster(by, **more):
+        found = serve()
+        return found | {
+            "rows": [
+                row | more | {"output_tok_s": row["output_tok_s"] * by} for row in found["rows"]
+            ]
+        }
+
+    older, other = faster(9.0), faster(2.0, job="another")
+    files = {"serve_20260102.json": older, "serve_20260203.json": serve()}
+    files |= {"serve_20260203_2.json": faster(3.0), "serve_20260203_more.json": other}
+    found = gathered("serving", files)
+    speeds = {(row["job"], row["variant"]): row["output_tok_s"] for row in found["rows"]}
+    first = serve()["rows"][0]["job"]
+    assert speeds[first, "bf16"] == (110 + 300) / 2
+    assert speeds[first, "c4r4"] == (250 + 750) / 2
+    assert speeds["another", "bf16"] == 210
+    assert {row["pool_tokens"] for row in found["rows"]} == {100_000}
+    assert all(isinstance(row["pool_tokens"], int) for row in found["rows"])
+    assert [source["file"] for source in found["measured"]] == list(files)[1:]
+    assert {source["repeats"] for source in found["measured"]} == {"1 to 2"}
 
 
 def test_kernels_keep_what_was_measured():

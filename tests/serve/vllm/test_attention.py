@@ -38,7 +38,7 @@ def test_a_prompt_that_begins_before_one_that_goes_on(engine, runner):
 
 
 @pytest.mark.parametrize("workspace", [128, 320])
-def test_r36_context_larger_than_the_workspace_is_read_in_parts(engine, workspace):
+def test_context_larger_than_the_workspace_is_read_in_parts(engine, workspace):
     """Contexts of different lengths, so that some end before the last part."""
     e = engine(chunk=256)
     e.builders[0].chunked_prefill_workspace_size = workspace

@@ -37,7 +37,7 @@ def test_the_extra_and_the_tests_mean_the_release_that_the_plugin_is_for(cpu_vll
     assert extras["vllm"][0].startswith(f"vllm=={vllm.__version__};")
 
 
-def test_r19_a_vllm_without_a_name_costs_one_line_of_the_log(monkeypatch, caplog):
+def test_a_vllm_without_a_name_costs_one_line_of_the_log(monkeypatch, caplog):
     """As if a module of another release lacked something; vLLM goes on."""
     monkeypatch.setitem(sys.modules, "quantmla.serve.vllm.plugin", None)
     with caplog.at_level(logging.WARNING, logger="vllm.quantmla"):

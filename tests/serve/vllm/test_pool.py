@@ -10,7 +10,7 @@ from quantmla.serve.vllm.pool import pool_layout, short_chunk
     ("name", "page_bytes", "window_page"),
     [("c4r4", 20_480, 16), ("c2r4", 12_288, 8), ("c8r8", 38_656, 32), ("c16r16", 73_728, 64)],
 )
-def test_r33_both_groups_have_pages_of_the_same_bytes(name, page_bytes, window_page):
+def test_both_groups_have_pages_of_the_same_bytes(name, page_bytes, window_page):
     layout = pool_layout(parse_format(name), 512, 64)
     assert (layout.page_bytes, layout.window_page_size) == (page_bytes, window_page)
     assert layout.page_bytes == 64 * layout.bytes_per_token

@@ -94,7 +94,7 @@ def hit_of(pool, name, prompt, new=2) -> int:
 
 
 @pytest.mark.parametrize(("fmt", "size"), [("c4r4", 16), ("c2r4", 8)])
-def test_r34_two_groups_share_one_pool(pool, fmt, size):
+def test_two_groups_share_one_pool(pool, fmt, size):
     made = pool(500, fmt)
     packed, window = (group.kv_cache_spec for group in made.kv.kv_cache_groups)
     assert packed.page_size_bytes == window.page_size_bytes == made.layout.page_bytes
@@ -274,7 +274,7 @@ def test_preempted_requests_find_their_pages_again(pool):
     assert made.scheduler.kv_cache_manager.usage == 0
 
 
-def test_r38_a_turn_continues_where_the_last_one_ended(pool):
+def test_a_turn_continues_where_the_last_one_ended(pool):
     made = pool(500)
     first = made.add("a", ids(640), 200)
     run(made)

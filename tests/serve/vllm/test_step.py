@@ -25,7 +25,7 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def test_r30_rows_without_a_slot_belong_to_no_sequence():
+def test_rows_without_a_slot_belong_to_no_sequence():
     """Three sequences, one of them padding without rows, and two rows of padding at the end."""
     slots = torch.tensor([5, 6, 7, 900, -1, -1])
     tokens = locate_tokens(ints(3, 4, 4), ints(10, 1, 0), slots, torch.arange(6, dtype=torch.int32))

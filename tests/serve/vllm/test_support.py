@@ -77,7 +77,7 @@ class Drafter(SimpleNamespace):
         ),
     ],
 )
-def test_r40_what_cannot_be_combined_is_refused_by_name(start, part, name, value, flag):
+def test_what_cannot_be_combined_is_refused_by_name(start, part, name, value, flag):
     from quantmla.serve.vllm.support import served_layout
 
     config = start()

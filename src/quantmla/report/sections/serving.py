@@ -1,11 +1,13 @@
 """Serving under memory pressure: the same jobs in the same bytes of cache."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from quantmla.report.charts import Axis, Dot, dots, legend
-from quantmla.report.collect import RunFiles
+from quantmla.report.collect import Record, RunFiles
 from quantmla.report.markup import Markup, figure, figures, join, number, plain, table
 from quantmla.report.provenance import how, measured
 from quantmla.report.sections import Data, Headline
@@ -13,7 +15,7 @@ from quantmla.report.sections import Data, Headline
 TITLE = "Serving"
 COMMAND = "python benchmarks/bench_serve.py"
 READS = ("serve",)
-KIND = "native kernels in vllm, no weights (random), medians of the repeats"
+KIND = "native kernels in vllm, no weights (random), medians of all runs"
 COLOURS = {"c4r4": "quantmla", "c2r4": "paper"}
 FIGURES = {
     "pool_tokens": ("pool, tokens", ",.0f", 1),
@@ -27,16 +29,19 @@ FIGURES = {
 
 
 def gather(run: RunFiles) -> Data | None:
-    record = run.newest("serve")
-    if record is None:
+    records = run.of_newest_date("serve")
+    if not records:
         return None
+    of_all = [row for record in records for row in record.data["rows"]]
+    mixed = len({row.get("layers") for row in of_all}) > 1
     jobs: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
-    for row in record.data["rows"]:
-        jobs.setdefault(_asked(row), {}).setdefault(row["variant"], []).append(row)
+    for row in of_all:
+        job = _of_model(row) if mixed else row["job"]
+        jobs.setdefault(job, {}).setdefault(row["variant"], []).append(row)
     rows: list[Data] = [
         {"job": job, "variant": variant, "runs": len(members)}
         | {
-            name: median(row[name] for row in members) * unit
+            name: _middle([row[name] * unit for row in members])
             for name, (_, _, unit) in FIGURES.items()
             if all(row.get(name) is not None for row in members)
         }
@@ -47,13 +52,31 @@ def gather(run: RunFiles) -> Data | None:
     for row in rows:
         own = base.get(row["job"])
         row["ratio"] = row["output_tok_s"] / own if own else None
-    repeats = min(row["runs"] for row in rows)
-    return {"rows": rows, "measured": measured(record, KIND, repeats=repeats)}
+    return {"rows": rows, "measured": [_measured(record) for record in records]}
 
 
-def _asked(row: Mapping[str, Any]) -> str:
+def _measured(record: Record) -> Data:
+    """Some jobs may have been run more often than others."""
+    asked = ((row["job"], row.get("layers"), row["variant"]) for row in record.data["rows"])
+    runs = sorted(Counter(asked).values())
+    few, many = runs[0], runs[-1]
+    return measured(record, KIND, repeats=few if few == many else f"{few} to {many}")
+
+
+def _of_model(row: Mapping[str, Any]) -> str:
     """The job and how large its model was: other models' rows are no repeats."""
-    return row["job"] if row.get("layers") is None else f"{row['job']}; {row['layers']} layers"
+    return f"{row['job']}; {row.get('layers')} layers"
+
+
+def _short(job: str) -> str:
+    """As a chart's row has room for it: "5 x (128K + 1K), pool of 3" is "5x(128K+1K), pool 3"."""
+    return re.sub(r" ?([x+]) ", r"\1", job).replace("pool of", "pool")
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Their median; a whole number as one, which is written with all its digits."""
+    found = median(values)
+    return int(found) if found == int(found) else found
 
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
@@ -77,13 +100,15 @@ def render(data: Mapping[str, Any]) -> Markup:
         ]
         for row in rows
     ]
-    return join([figures(_drawing(data)), table(head, body, caption="Jobs"), how(data["measured"])])
+    return join(
+        [figures(_drawing(data)), table(head, body, caption="Jobs"), how(*data["measured"])]
+    )
 
 
 def _drawing(data: Mapping[str, Any]) -> Markup | None:
     drawn = [
         Dot(
-            label=row["job"],
+            label=_short(row["job"]),
             value=row["ratio"],
             text=plain(row["ratio"], ".2f"),
             colour=COLOURS.get(row["variant"], "other"),
@@ -98,4 +123,4 @@ def _drawing(data: Mapping[str, Any]) -> Markup | None:
     axis = Axis(label="times bf16; 1 is as fast", zero=True)
     key = legend([(name, COLOURS.get(name, "other")) for name in variants])
     drawing = join([dots(drawn, axis, title, reference=1.0), key])
-    return figure(title, drawing, how=how(data["measured"]))
+    return figure(title, drawing, how=how(*data["measured"]))
