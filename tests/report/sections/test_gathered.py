@@ -191,6 +191,13 @@ def test_serving_takes_all_files_of_a_day():
     assert {source["repeats"] for source in found["measured"]} == {"1 to 2"}
 
 
+def test_serving_figures_that_are_no_numbers_stay_so():
+    found = serve()
+    found["rows"] = [row | {"pool_tokens": float("inf")} for row in found["rows"]]
+    rows = gathered("serving", {"serve.json": found})["rows"]
+    assert {row["pool_tokens"] for row in rows} == {float("inf")}
+
+
 def test_kernels_keep_what_was_measured():
     found = gathered("kernels", {"decode.json": decode()})
     ratios = [row["ratio"] for row in found["decode"]["rows"]]

@@ -76,7 +76,7 @@ def _short(job: str) -> str:
 def _middle(values: Sequence[float]) -> float:
     """Their median; a whole number as one, which is written with all its digits."""
     found = median(values)
-    return int(found) if found == int(found) else found
+    return int(found) if float(found).is_integer() else found
 
 
 def headlines(data: Mapping[str, Any]) -> list[Headline]:
