@@ -376,7 +376,9 @@ def test_a_run_that_was_stopped_in_its_check_goes_on_there(
     assert read(capsys)["layers_fused"] == 2
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert not (tmp_path / "out.work").exists()
-    assert "exists: choose another output folder" in refused(capsys, 2, [*argv, "--resume"])
+    said = refused(capsys, 2, [*argv, "--resume"])
+    assert "exists: choose another output folder" in said
+    assert f"an earlier output, which `quantmla verify {out}` checks" in said
 
 
 def test_an_interrupt_at_the_very_end_says_that_all_is_done(

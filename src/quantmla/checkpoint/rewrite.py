@@ -92,11 +92,15 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
     check_makeable(_part_of(target), out)  # beside it, under the longest name that is written
     if not target.exists():
         return
+    earlier = target.is_dir() and _has_mark(target, marks)
+    checked = f"; it is an earlier output, which `quantmla verify {out}` checks" if earlier else ""
     require(
-        overwrite, f"{out} exists: choose another output folder, or pass --overwrite", UsageError
+        overwrite,
+        f"{out} exists: choose another output folder, or pass --overwrite{checked}",
+        UsageError,
     )
     require(
-        target.is_dir() and (not any(target.iterdir()) or _has_mark(target, marks)),
+        earlier or (target.is_dir() and not any(target.iterdir())),
         f"{out} is not an earlier output, so --overwrite does not replace it",
         UsageError,
     )
