@@ -71,3 +71,12 @@ def test_the_wheel_holds_the_embedded_model_and_texts():
     assert (assets / "nano" / "tokenizer.json").is_file()
     for name in ("calibration.txt.xz", "heldout.txt"):
         assert (assets / "text" / name).stat().st_size > 100_000
+
+
+def test_what_depends_on_vllms_release_stands_in_few_modules():
+    """One names all of the engine; prefill.py wraps a class that needs a GPU to load."""
+    named = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
+    found = {
+        p.relative_to(ROOT / "src" / "quantmla") for p in SOURCES if named.search(p.read_text())
+    }
+    assert found == {Path("serve/vllm/engine.py"), Path("serve/vllm/prefill.py")}

@@ -337,7 +337,8 @@ class Engine:
             drafts = speculation.num_speculative_tokens if speculation else 0
             return sort_batch_req_ids(output.num_scheduled_tokens, 1 + drafts)
         batch = Batch(self.order, done, self.pool.scheduler.requests)
-        threshold = self.builders[0].reorder_batch_threshold
+        of_groups = (builder.reorder_batch_threshold for builder in self.builders)
+        threshold = min(each for each in of_groups if each is not None)
         reorder_batch_to_split_decodes_and_prefills(batch, output, threshold)
         self.order = batch.req_ids
         return batch.req_ids

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import serve_lanes
-from bench_serve import by_core, drive, lots, main, missing, only, share, visible
+from bench_serve import by_core, drive, environment, lots, main, missing, only, share, visible
 from serve_jobs import DECODE, GROUPS, LARGE, PRESSURE, VARIANTS, Group, Job, smaller, warm_ups
 from serve_lanes import Engine, Task, expected_wall, run_lane
 from serve_play import Delivery, Ledger, play, row
@@ -221,6 +221,14 @@ def test_threads_of_a_core_stay_together(tmp_path):
         (place / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
     assert by_core({7, 6, 5, 4, 3, 2, 1, 0}, tmp_path) == [0, 4, 1, 5, 2, 6, 3, 7]
     assert by_core([9, 8], tmp_path) == [8, 9]
+
+
+@pytest.mark.parametrize("found", [None, object()])
+def test_vllm_samples_by_itself_where_flashinfer_is_not_there(monkeypatch, found):
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    monkeypatch.setattr("bench_serve.find_spec", lambda _: found)
+    wanted = "0" if found is None else None
+    assert environment().get("VLLM_USE_FLASHINFER_SAMPLER") == wanted
 
 
 def test_gpus_are_those_that_this_process_sees(monkeypatch):

@@ -43,6 +43,7 @@ def test_the_host_only_prepares_a_captured_step(engine, drafts):
     step = common([1 + drafts] * 5)
     captured = [builder.build_for_cudagraph_capture(step) for builder in e.builders]
     packed, window = captured
+    assert window.starts.data_ptr() == e.builders[1].starts.data_ptr()  # a graph reads it again
     for tensor in (*packed.tokens, window.starts):
         tensor.fill_(77)
     step.seq_lens.add_(9)
@@ -54,6 +55,50 @@ def test_the_host_only_prepares_a_captured_step(engine, drafts):
     assert packed.tokens.position_T.view(5, -1)[:, -1].tolist() == [300 + drafts + 9] * 5
     assert packed.tokens.sequence_T.tolist() == [i for i in range(5) for _ in range(1 + drafts)]
     assert window.starts.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_both_groups_leave_decodes_their_full_graphs(engine, drafts):
+    """vLLM takes the least that any group's builder supports, for all of them."""
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    from quantmla.serve.vllm.backend import QuantMLABackend, WindowBackend
+
+    e = engine(drafts=drafts)
+    config, kv = e.pool.config, e.pool.kv
+    specs = [group.kv_cache_spec for group in kv.kv_cache_groups]
+    least = min(
+        (
+            backend.get_builder_cls().get_cudagraph_support(config, spec)
+            for backend, spec in zip((QuantMLABackend, WindowBackend), specs, strict=True)
+        ),
+        key=lambda support: support.value,
+    )
+    assert least is AttentionCGSupport.UNIFORM_BATCH
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    found = compilation.resolve_cudagraph_mode_and_sizes(
+        least,
+        "the least of both",
+        uniform_decode_query_len=1 + drafts,
+        use_v2_model_runner=True,
+        kv_cache_config=kv,
+        max_num_reqs=8,
+    )
+    assert found is CUDAGraphMode.FULL_AND_PIECEWISE
+
+
+def test_what_lies_outside_the_pool_is_small(engine):
+    """Builders allocate after vLLM has measured what is free; its own workspace does, too."""
+    e = engine(chunk=8192)
+    buffers = {}
+    for builder in e.builders:
+        for name, value in vars(builder).items():
+            for x in value if isinstance(value, tuple) else (value,):
+                if torch.is_tensor(x) and name != "chunked_prefill_workspace":
+                    buffers[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    assert 4 * 8192 * 3 <= sum(buffers.values()) < 1 << 20
 
 
 def test_equal_chunks_are_no_uniform_decodes(engine):

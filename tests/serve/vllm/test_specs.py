@@ -42,7 +42,7 @@ def pool(cpu_vllm, tmp_path):
                 specs[name] = PackedAttention.get_kv_cache_spec(packed, config)
                 specs[window.prefix] = window.get_kv_cache_spec(config)
         made = Pool(config, specs, pages)
-        made.layout = layout
+        made.layout, made.names, made.specs = layout, list(specs), list(specs.values())
         return made
 
     return make
@@ -340,3 +340,25 @@ def test_without_chunked_prefill_no_prompt_is_cut_where_a_step_is_full(pool, chu
     counts = step(made)
     assert (counts["a"], counts["b"], counts.get("c")) == (200, 200, third)
     assert step(made)["c"] == 200 - (third or 0)
+
+
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+def test_stages_of_a_pipeline_have_the_same_groups_and_pages(pool, fmt):
+    """vLLM divides layers over workers and gives all of them the smallest pool."""
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    made = pool(500, fmt, layers=5)
+    config = made.config
+    specs = dict(zip(made.names, made.specs, strict=True))
+    stages = [
+        {name: spec for name, spec in specs.items() if int(name.split(".")[2]) in layers}
+        for layers in (range(3), range(3, 5))
+    ]
+    config.cache_config.num_gpu_blocks_override = None
+    object.__setattr__(config.parallel_config, "pipeline_parallel_size", 2)
+    first, second = get_kv_cache_configs(config, stages, [1 << 30] * 2)
+    kinds = [[type(g.kv_cache_spec) for g in stage.kv_cache_groups] for stage in (first, second)]
+    assert kinds[0] == kinds[1]
+    assert [len(g.layer_names) for g in first.kv_cache_groups] == [3, 3]
+    assert [len(g.layer_names) for g in second.kv_cache_groups] == [2, 2]
+    assert first.num_blocks == second.num_blocks == (1 << 30) // (3 * made.layout.page_bytes)

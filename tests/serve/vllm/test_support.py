@@ -34,7 +34,7 @@ def test_a_plain_start_is_served(start):
     assert (layout.kv_lora_rank, layout.qk_rope_head_dim) == (128, 32)
 
 
-def test_the_checkpoint_leaves_the_cache_dtype_alone_r14(start):
+def test_the_checkpoint_leaves_the_cache_dtype_alone(start):
     assert start().cache_config.cache_dtype == "auto"
 
 
@@ -185,6 +185,18 @@ def test_sparse_attention_is_refused(start):
 
     with pytest.raises(UsageError, match="index_topk"):
         served_layout(start(index_topk=64))
+
+
+def test_graphs_and_models_that_are_not_handled_are_refused(start, monkeypatch):
+    from quantmla.serve.vllm import support
+
+    config = start()
+    monkeypatch.setattr(support, "is_breakable_cudagraph_enabled", lambda: True)
+    assert "VLLM_USE_BREAKABLE_CUDAGRAPH" in support.why_not(config)
+    monkeypatch.undo()
+    assert support.why_not(config) is None
+    monkeypatch.setattr(type(config.model_config), "is_hybrid", property(lambda _: True))
+    assert "recurrent state" in support.why_not(config)
 
 
 def test_what_vllm_itself_cannot_run_is_refused(start):
