@@ -20,6 +20,8 @@ from quantmla.serving.refusals import FUSED_PASS
         ("--decode-context-parallel-size 2", "--decode-context-parallel-size 2"),
         ("-dcp 2", "--decode-context-parallel-size 2"),
         ("-pcp=2", "--prefill-context-parallel-size 2"),
+        ("--pipeline_parallel_size 2", "--pipeline-parallel-size 2: .* must be 1"),
+        ("-pp 4", "--pipeline-parallel-size 4"),
         ("--ubatch-size 2", "--ubatch-size 2: .* must be 0 or 1"),
         ("--prefill-context-parallel-size=4", "--prefill-context-parallel-size 4"),
         ('--kv-transfer-config {"kv_connector":"X"}', "--kv-transfer-config"),
@@ -91,7 +93,7 @@ def test_what_cannot_hold_is_refused_by_the_name_of_its_flag(tmp_path, arguments
     [
         ['--speculative-config={"method":"ngram","num_speculative_tokens":4}'],
         ["--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"],
-        ["--tensor-parallel-size", "2", "--dtype", "bfloat16", "-dcp", "1"],
+        ["--tensor-parallel-size", "2", "--dtype", "bfloat16", "-dcp", "1", "-pp", "1"],
         ["--no-enable-prefix-caching", "--max-num-batched-tokens", "2048"],
         ["--attention-config.backend", "auto", f"-cc.pass_config.{FUSED_PASS}=false"],
         ["-cc", "{}", "-ac", '{"backend":"AUTO"}', "--ubatch-size", "0", "--kv-transfer-config="],

@@ -13,7 +13,7 @@ from quantmla.serving.vllm_arguments import ATTENTION, COMPILATION, SPECULATIVE,
 
 PLAIN = ("--dtype", "--block-size", "--scheduling-policy")
 SWITCHES = ("--enforce-eager", "--enable-prefix-caching", "--enable-dbo", "--enable-sleep-mode")
-KNOWN = Known((*PLAIN, "--decode-context-parallel-size"), SWITCHES)
+KNOWN = Known((*PLAIN, "--decode-context-parallel-size", "--pipeline-parallel-size"), SWITCHES)
 NOTHING = Known((), ())
 WORDS = (
     *(["--dtype", value] for value in ("auto", "half", "bfloat16")),
@@ -22,6 +22,7 @@ WORDS = (
     *([f"--no-{switch[2:]}"] for switch in SWITCHES),
     *(["--no-enforce_eager"], ["--enforce-e"], ["--no-enforce-e"], ["--port", "8001"]),
     *(["-dcp", "2"], ["-dcp=4"], ["--decode-context-parallel-size", "1"], ["-pc", "2"]),
+    *(["-pp", "2"], ["-pp=3"], ["--pipeline-parallel-size", "1"]),
     *(["-sc", '{"method":"ngram"}'], ["--speculative-config.method", "mtp"]),
     *(["-sc.num_speculative_tokens", "3"], ["-sc.method=suffix"], ["-s.method", "mtp"]),
     *(["--speculative-config={}"], ["--speculative_config", "None"]),

@@ -28,6 +28,7 @@ ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "--dtype": ("auto", "bfloat16"),
     "--decode-context-parallel-size": ("1",),
     "--prefill-context-parallel-size": ("1",),
+    "--pipeline-parallel-size": ("1",),
     "--ubatch-size": ("0", "1"),
 }
 # What cannot be given at all, and why, as the end of a sentence.

@@ -21,6 +21,7 @@ SHORT = {
     "-sc": SPECULATIVE,
     "-dcp": "--decode-context-parallel-size",
     "-pcp": "--prefill-context-parallel-size",
+    "-pp": "--pipeline-parallel-size",
 }
 OTHER_SHORT = ("-dc",)  # vLLM's --diffusion-config, which -dcp begins with
 DRAFT_FLAGS = {  # what vLLM writes into the speculative config

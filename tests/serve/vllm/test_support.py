@@ -51,6 +51,7 @@ class Drafter(SimpleNamespace):
         ("model_config", "dtype", torch.float16, "--dtype torch.float16"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size 2"),
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
+        ("parallel_config", "pipeline_parallel_size", 2, "--pipeline-parallel-size 2"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo"),
         ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode"),
         ("scheduler_config", "policy", "priority", "--no-enable-prefix-caching"),

@@ -101,6 +101,14 @@ REFUSALS = (
         "--prefill-context-parallel-size {} is not supported: use 1",
     ),
     Refusal(
+        lambda c: (
+            c.parallel_config.pipeline_parallel_size > 1
+            and c.parallel_config.pipeline_parallel_size
+        ),
+        "--pipeline-parallel-size {} was never tried with a packed cache: use "
+        "--tensor-parallel-size",
+    ),
+    Refusal(
         lambda c: c.parallel_config.use_ubatching,
         "--enable-dbo and --ubatch-size split a batch and are not supported",
     ),
