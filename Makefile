@@ -41,15 +41,16 @@ browser-test: $(STAMP)  ## the report in a real browser
 # A GPU's torch is the machine's own: the pinned environment may hold a CPU build. Only files with
 # GPU tests are collected, so that the machine need not have what the others import. Those of the
 # vLLM plugin are serve-test's.
+SEES_A_GPU = $(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
+	|| { echo "$@: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
+
 gpu-test:
-	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
-		|| { echo "gpu-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
+	@$(SEES_A_GPU)
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests --include="test_*.py" \
 		--exclude-dir=vllm)
 
 serve-test:  ## vLLM's answers, from Python and over HTTP, on Hopper GPUs
-	@$(PYTHON) -c "import torch; raise SystemExit(not torch.cuda.is_available())" 2>/dev/null \
-		|| { echo "serve-test: $(PYTHON) has no torch that sees a CUDA GPU; set PYTHON=..." >&2; exit 1; }
+	@$(SEES_A_GPU)
 	@$(PYTHON) -c "import vllm" 2>/dev/null \
 		|| { echo "serve-test: $(PYTHON) has no vllm; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m pytest -m gpu $$(grep -rl "mark\.gpu" tests/serve/vllm --include="test_*.py")

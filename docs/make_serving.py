@@ -1,7 +1,7 @@
 """Writes the tables and the plot of docs/serving.md: `python docs/make_serving.py`.
 
 From benchmarks/results/serve_<gpu>_<yyyymmdd>.json, which benchmarks/bench_serve.py writes, and
-others of that date, serve_<gpu>_<yyyymmdd>_<what>.json: medians of all runs of a job;
+others of that GPU and date, serve_<gpu>_<yyyymmdd>_<what>.json: medians of all runs of a job;
 scheduler_<yyyymmdd>.json, by serve_scheduler.py, answers_<gpu>_<yyyymmdd>.json, by
 serve_answers.py, and families_<gpu>_<yyyymmdd>.json, by serve_families.py. The newest are taken.
 """
@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("serving.md")
 PLOT = Path(__file__).with_name("serving.svg")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 NAMES = {
-    "serve": re.compile(r"serve_.+_(\d{8})(?:_\w+)?\.json"),
+    "serve": re.compile(r"serve_.+_(\d{8})\.json"),
     "scheduler": re.compile(r"scheduler_(\d{8})\.json"),
     "answers": re.compile(r"answers_.+_(\d{8})\.json"),
     "families": re.compile(r"families_.+_(\d{8})\.json"),
@@ -36,11 +36,10 @@ Row = Mapping[str, Any]
 Asked = tuple[str, int]  # a job, and of how many layers the model was
 
 
-def newest(folder: Path, what: str) -> list[Path]:
-    """The result files of a kind with the latest date in their names, by name."""
+def newest(folder: Path, what: str) -> Path | None:
+    """The result file of a kind with the latest date in its name."""
     dated = [(match[1], p) for p in folder.iterdir() if (match := NAMES[what].fullmatch(p.name))]
-    latest = max((date for date, _ in dated), default="")
-    return sorted(path for date, path in dated if date == latest)
+    return max(dated)[1] if dated else None
 
 
 def jobs(rows: Sequence[Row]) -> dict[Asked, dict[str, dict[str, Any]]]:
@@ -203,7 +202,7 @@ NOT_RUN = (
 
 
 def _scheduled(folder: Path) -> str:
-    path = next(iter(newest(folder, "scheduler")), None)
+    path = newest(folder, "scheduler")
     if path is None:
         return NOT_RUN
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -232,7 +231,7 @@ def answers_table(rows: Sequence[Row]) -> str:
 
 
 def _answers(folder: Path) -> str:
-    path = next(iter(newest(folder, "answers")), None)
+    path = newest(folder, "answers")
     if path is None:
         return NOT_RUN
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -262,7 +261,7 @@ NO_FAMILIES = "No result file of `benchmarks/serve_families.py` is in `benchmark
 
 
 def _families(folder: Path) -> str:
-    path = next(iter(newest(folder, "families")), None)
+    path = newest(folder, "families")
     if path is None:
         return NO_FAMILIES
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -288,8 +287,9 @@ def render(folder: Path = RESULTS, page: Path = PAGE) -> tuple[str, str | None]:
     parts = {"serving": NOT_RUN, "gains": NOT_RUN}
     parts |= {"scheduler": _scheduled(folder), "answers": _answers(folder)}
     parts["families"] = _families(folder)
-    drawing, paths = None, newest(folder, "serve")
-    if paths:
+    drawing, first = None, newest(folder, "serve")
+    if first is not None:
+        paths = sorted(folder.glob(f"{first.stem}*.json"))
         found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         rows = [row for data in found for row in data["rows"]]
         sources = "\n".join(map(_source, paths, found))

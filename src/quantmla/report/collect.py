@@ -52,11 +52,10 @@ class RunFiles:
         """The latest by the date in its name; of one date that with most rows, else the last."""
         return max(self.of(kind), key=_date_and_size, default=None)
 
-    def of_newest_date(self, kind: str) -> list[Record]:
-        """All that have the newest one's date in their names, in the order of these."""
-        dated = [(_date_and_size(record)[0], record) for record in self.of(kind)]
-        latest = max((date for date, _ in dated), default="")
-        return [record for date, record in dated if date == latest]
+    def of_date(self, found: Record) -> list[Record]:
+        """All of its kind that have its date in their names, in the order of these."""
+        date = _date_and_size(found)[0]
+        return [record for record in self.of(found.kind) if _date_and_size(record)[0] == date]
 
 
 def _date_and_size(record: Record) -> tuple[str, int, str]:

@@ -179,7 +179,9 @@ def test_serving_takes_all_files_of_a_day():
     older, other = faster(9.0), faster(2.0, job="another")
     files = {"serve_20260102.json": older, "serve_20260203.json": serve()}
     files |= {"serve_20260203_2.json": faster(3.0), "serve_20260203_more.json": other}
-    found = gathered("serving", files)
+    elsewhere = faster(9.0) | {"environment": other["environment"] | {"gpu": "another"}}
+    elsewhere["rows"] = elsewhere["rows"][:2]
+    found = gathered("serving", files | {"serve_20260203_y.json": elsewhere})
     speeds = {(row["job"], row["variant"]): row["output_tok_s"] for row in found["rows"]}
     first = serve()["rows"][0]["job"]
     assert speeds[first, "bf16"] == (110 + 300) / 2

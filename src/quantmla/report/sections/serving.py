@@ -29,9 +29,12 @@ FIGURES = {
 
 
 def gather(run: RunFiles) -> Data | None:
-    records = run.of_newest_date("serve")
-    if not records:
+    newest = run.newest("serve")
+    if newest is None:
         return None
+    # other machines' rows of that day are no repeats
+    here = _measured(newest)["machine"]
+    records = [r for r in run.of_date(newest) if _measured(r)["machine"] == here]
     of_all = [row for record in records for row in record.data["rows"]]
     mixed = len({row.get("layers") for row in of_all}) > 1
     jobs: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
