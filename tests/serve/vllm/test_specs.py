@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from quantmla.quant.format import parse_format
+from quantmla.serve.settings import MAX_DRAFTS
 from quantmla.serve.vllm.pool import pool_layout
 
 LAYERS = 3
@@ -143,6 +144,22 @@ def test_a_long_prompt_takes_window_pages_only_at_its_end(pool):
     run(made, watch)
     assert most <= made.layout.window_pages(1, 32_768)
     assert made.scheduler.kv_cache_manager.usage == 0
+
+
+@pytest.mark.parametrize(("fmt", "size"), [("c4r4", 16), ("c2r4", 8)])
+def test_a_chunk_keeps_what_is_read_where_drafts_are_taken_back(pool, fmt, size):
+    """A step that ends with tokens that may not stay leaves the window of the fewest that do."""
+    made = pool(400, fmt, max_len=8192)
+    manager = made.window_blocks
+    for tokens in range(900, 964):
+        manager.allocate_new_blocks("a", tokens, tokens)
+        blocks = manager.req_to_blocks["a"]
+        real = [i for i, block in enumerate(blocks) if not block.is_null]
+        assert 0 in real, "the sinks are kept"
+        first = made.layout.fmt.first_recent(tokens - MAX_DRAFTS) // size
+        assert set(range(first, -(-tokens // size))) <= set(real)
+        assert len(real) <= made.layout.window_pages(0, 8192)
+        manager.free("a")
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])
