@@ -4,6 +4,8 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+from quantmla.quant.format import VERSION
+
 HEADER = {
     "versions": {"quantmla": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0", "vllm": None},
     "gpus": [],
@@ -19,7 +21,7 @@ SHA = "5" * 64
 FORMAT = {
     **{"content_bits": 4, "rope_bits": 4, "group_size": 64, "rope_bands": 2},
     **{"rope_centring": "page", "range_rule": "hold_zero", "content_clip": 1.0, "rope_clip": 1.0},
-    **{"page_size": 64, "num_sink_tokens": 4, "recent_window": 128, "version": 1},
+    **{"page_size": 64, "num_sink_tokens": 4, "recent_window": 128, "version": VERSION},
 }
 PLANES = {
     **{"content": [0, 4096], "rope": [4096, 6144], "scales": [6144, 6656]},

@@ -319,9 +319,12 @@ def test_a_study_of_the_model_runs_once_after_the_layers(
         patched.setattr(stage, "_report", stop)
         with pytest.raises(KeyboardInterrupt):
             analyze(asked, progress=False)
-    analyze(replace(asked, resume=True), progress=False)
+    said = analyze(replace(asked, resume=True), progress=False)
     assert seen == [(2, [short_text.name] * 2)]
+    assert said["layers"] == 2
     assert read(tmp_path / "out")["model_studies"] == {"fake": {"plan": 70}}
+    alone = replace(asked, studies=("fake",), overwrite=True)
+    assert "layers" not in analyze(alone, progress=False)  # none was studied
 
 
 def test_random_numbers_are_those_of_seed_layer_and_study():

@@ -18,6 +18,13 @@ def works(monkeypatch, devices, installed):
     ("devices", "installed", "feature", "says"),
     [
         ([HOPPER], ("triton", "vllm"), "vllm plugin", "yes"),
+        ([HOPPER], ("cuda", "cuda.bindings", "vllm"), "vllm plugin", "yes"),
+        ([HOPPER], ("vllm",), "vllm plugin", "no: cuda-bindings is not installed"),
+        ([HOPPER], ("triton",), "hopper kernels", "no: cuda-bindings is not installed"),
+        ([HOPPER], ("triton", "cuda"), "hopper kernels", "no: cuda-bindings is not installed"),
+        ([HOPPER], ("cuda", "cuda.bindings"), "hopper kernels", "yes"),
+        ([AMPERE], ("cuda",), "hopper kernels", "no: needs a GPU of compute capability 9.0"),
+        ([], ("cuda", "cuda.bindings"), "hopper kernels", "no: torch sees no CUDA GPU"),
         ([AMPERE], ("triton", "vllm"), "vllm plugin", "no: needs a GPU of compute capability 9.0"),
         ([], ("triton", "vllm"), "vllm plugin", "no: torch sees no CUDA GPU"),
         ([HOPPER], ("triton",), "vllm plugin", "no: vllm is not installed"),

@@ -70,8 +70,9 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
         raise KeyboardInterrupt(
             f"interrupted; finished layers are in {run.work}: go on with --resume"
         ) from None
+    of_layers = {"layers": len(layers)} if run.of_layers else {}
     headline = {name: found[name] for name in HEADLINE}
-    return {"output": str(out), "layers": len(layers)} | headline | _plan_summary(out, plan)
+    return {"output": str(out)} | of_layers | headline | _plan_summary(out, plan)
 
 
 def _plan_summary(out: Path, plan: Mapping[str, Any] | None) -> dict[str, Any]:

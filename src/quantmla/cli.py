@@ -60,7 +60,7 @@ def _json_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL_HELP}, or a config.json")
     _json_flag(parser)
 
 

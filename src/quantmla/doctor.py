@@ -62,11 +62,20 @@ def _triton(devices: list[dict[str, Any]]) -> str:
 
 
 def _vllm(devices: list[dict[str, Any]]) -> str:
-    return _hopper(devices) if find_spec("vllm") else "no: vllm is not installed"
+    """With the Triton kernels, where those for Hopper cannot be compiled."""
+    if not find_spec("vllm"):
+        return "no: vllm is not installed"
+    return "yes" if _any_hopper(devices) and find_spec("triton") else _hopper(devices)
 
 
 def _hopper(devices: list[dict[str, Any]]) -> str:
-    if _triton(devices) != "yes":
-        return _triton(devices)
-    major = {d["capability"].split(".")[0] for d in devices}
-    return "yes" if "9" in major else "no: needs a GPU of compute capability 9.0"
+    if not devices:
+        return "no: torch sees no CUDA GPU"
+    if not _any_hopper(devices):
+        return "no: needs a GPU of compute capability 9.0"
+    there = find_spec("cuda") and find_spec("cuda.bindings")
+    return "yes" if there else "no: cuda-bindings is not installed"
+
+
+def _any_hopper(devices: list[dict[str, Any]]) -> bool:
+    return any(device["capability"] == "9.0" for device in devices)

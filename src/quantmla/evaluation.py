@@ -25,7 +25,7 @@ from quantmla.evaluate.variant import Variant
 from quantmla.fits import packaged_fit
 from quantmla.learn import LearnSettings, learn_checkpoint
 from quantmla.manifest import CONFIG_KEY, read_manifest
-from quantmla.method import load_method
+from quantmla.method import METHODS, load_method
 from quantmla.progress import bars, say
 from quantmla.quant.format import CacheFormat, paper_format, parse_format
 from quantmla.quant.layout import layout_for
@@ -40,7 +40,7 @@ from quantmla.recipe import EvaluationRequest
 from quantmla.transform.layer import LayerTransform
 from quantmla.verify import load_model
 
-BASELINES = ("rtn", "smoothquant", "quarot", "paper", "identity")
+BASELINES = tuple(name for name in METHODS if name != "quantmla")  # what ours is compared with
 DEFAULT_CONTEXT = 2048
 DEFAULT_WINDOWS = 4
 

@@ -81,8 +81,8 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
     )
     try:
         format_from_json(found["format"])
-    except UsageError as error:  # of a flag, but the file is damaged here
-        raise QuantMLAError(f"{CONFIG_KEY} in {folder} is damaged: {error}") from None
+    except UsageError as error:  # of a flag, but not here
+        raise QuantMLAError(f"{CONFIG_KEY} in {folder} has no format to read: {error}") from None
     return dict(found)
 
 

@@ -1,6 +1,7 @@
 import pytest
 
 from quantmla.arch import FAMILIES, REFUSED, adapter_for
+from quantmla.arch.families import WRAPPERS
 from quantmla.errors import UnsupportedModel
 
 LATENT = {"kv_lora_rank": 512}
@@ -32,9 +33,8 @@ def test_models_without_latent_attention():
 
 
 def test_unknown_latent_models_get_the_list_of_those_supported():
-    with pytest.raises(
-        UnsupportedModel, match="'newcomer' is not known; supported: axk1, deepseek"
-    ):
+    supported = ", ".join(sorted((*FAMILIES, *WRAPPERS)))
+    with pytest.raises(UnsupportedModel, match=f"'newcomer' is not known; supported: {supported}"):
         adapter_for({"model_type": "newcomer", **LATENT})
 
 

@@ -1,11 +1,13 @@
 """What every method promises, on a synthetic layer."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from synthetic_layer import GEOMETRY, synthetic_layer
 
+from quantmla import method as methods
 from quantmla.errors import UsageError
 from quantmla.fuse.layer import fuse_layer
 from quantmla.method import METHODS, load_method, options_for
@@ -33,11 +35,14 @@ def fit(name: str, fmt: str = "c4r4") -> Fitted:
     return _fits[name, fmt]
 
 
-def fresh(name: str, fmt: str = "c4r4", seed: int = 0) -> Fitted:
+def fresh(
+    name: str, fmt: str = "c4r4", generator: torch.Generator | None = None, seed: int = 0
+) -> Fitted:
     method = load_method(name)
     known = asdict(method.Options())
     options = options_for(name, {k: v for k, v in FEW.items() if k in known})
-    return method.fit(LAYER, FORMATS[fmt], options, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed) if generator is None else generator
+    return method.fit(LAYER, FORMATS[fmt], options, generator)
 
 
 def plain():
@@ -56,21 +61,24 @@ def test_a_transform_is_orthogonal_positive_and_float64(name: str, fmt: str):
         assert x.dtype == torch.float64
         assert not x.requires_grad
     assert rope.angle_F.shape == rope.gain_F.shape == (GEOMETRY.qk_rope_head_dim // 2,)
-    assert (online is not None) == (name == "quarot" and fmt != "c4r16")
+    assert (online is None) == (load_method(name).why_not_fused(FORMATS[fmt]) is None)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_seed_alone_decides(name: str):
-    one, two = ({"a": fresh(name, "c4r4", seed=5).transform} for _ in range(2))
+    generator = torch.Generator().manual_seed(5)
+    begun = generator.get_state()
+    one = {"a": fresh(name, "c4r4", generator).transform}
+    two, other = ({"a": fresh(name, seed=seed).transform} for seed in (5, 6))
     assert transforms_to_bytes(one) == transforms_to_bytes(two)
-    other = {"a": fresh(name, "c4r4", seed=6).transform}
-    learned = name in ("paper", "quantmla")
-    assert (transforms_to_bytes(one) != transforms_to_bytes(other)) == learned
+    drew = not torch.equal(generator.get_state(), begun)
+    assert (transforms_to_bytes(one) != transforms_to_bytes(other)) == drew
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_fold_is_exact(name: str):
-    fmt = "c4r16" if name == "quarot" else "c4r4"
+    folds = load_method(name).why_not_fused
+    fmt = next(fmt for fmt in ("c4r4", "c4r16", "c16r4") if folds(FORMATS[fmt]) is None)
     weights = LAYER.weights.to(dtype=torch.float64)
     case = random_case(GEOMETRY, 32, 0)
     fused = fuse_layer(weights, fit(name, fmt).transform)
@@ -129,10 +137,10 @@ def test_calibration_amounts_and_comparison_format_are_stated(name: str):
     assert isinstance(method.PUBLISHED_FORMAT, bool)
 
 
-def test_only_an_online_rotation_cannot_be_fused():
+def test_what_ours_learns_and_the_paper_s_can_be_fused():
+    for name in ("rtn", "smoothquant", "paper", "identity", "quantmla"):
+        assert load_method(name).why_not_fused(FORMATS["c4r4"]) is None
     for name in METHODS:
-        reason = load_method(name).why_not_fused(FORMATS["c4r4"])
-        assert (reason is not None) == (name == "quarot")
         assert load_method(name).why_not_fused(FORMATS["c4r16"]) is None
 
 
@@ -140,6 +148,18 @@ def test_off_device_gives_what_fusing_takes():
     single = off_device(fit("quarot").transform)
     assert single.online_rope_EE is not None
     assert single.online_rope_EE.dtype == torch.float64
+
+
+def test_options_may_be_texts_and_switches(monkeypatch: pytest.MonkeyPatch):
+    @dataclass(frozen=True)
+    class Options:
+        norm: str = "max"
+        centred: bool = False
+
+    monkeypatch.setattr(methods, "load_method", lambda name: SimpleNamespace(Options=Options))
+    assert options_for("new", {"norm": "mean", "centred": True}) == Options("mean", True)
+    with pytest.raises(UsageError, match="option norm of method new is 5; it must be a str"):
+        options_for("new", {"norm": 5})
 
 
 @pytest.mark.parametrize(

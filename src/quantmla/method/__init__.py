@@ -45,7 +45,7 @@ def options_for(name: str, values: dict[str, Any]) -> Any:
         )
         least = 1 if wanted is int and not key.endswith("steps") else 0  # 0 steps leave a part out
         require(
-            least <= value <= MOST_TOKENS,
+            wanted not in (int, float) or least <= value <= MOST_TOKENS,
             f"option {key} of method {name} is {value!r}; it must be at least {least} and at most "
             f"{MOST_TOKENS}",
             UsageError,
