@@ -15,10 +15,11 @@ from quantmla.quant.format import parse_format
     [
         ({}, "the cache format lacks content_bits"),
         (parse_format("c4r4").to_json() | {"content_bits": 5}, "content_bits 5"),
+        (parse_format("c4r4").to_json() | {"version": 0}, "cache format version 0 is not"),
     ],
-    ids=["empty", "five"],
+    ids=["empty", "five", "older"],
 )
-def test_a_damaged_format_ends_every_command(command, fmt, words, tmp_path, capsys):
+def test_a_format_that_cannot_be_read_ends_every_command(command, fmt, words, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     for path in locate("nano").iterdir():
@@ -29,5 +30,5 @@ def test_a_damaged_format_ends_every_command(command, fmt, words, tmp_path, caps
     (out / "config.json").write_text(json.dumps(config | {"quantmla_config": own}))
     assert main([command, str(out)]) == 1
     said = capsys.readouterr().err
-    assert f"quantmla_config in {out} is damaged: {words}" in said
+    assert f"quantmla_config in {out} has a format that cannot be read: {words}" in said
     assert said.count("\n") == 1

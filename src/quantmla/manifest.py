@@ -82,7 +82,8 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
     try:
         format_from_json(found["format"])
     except UsageError as error:  # of a flag, but not here
-        raise QuantMLAError(f"{CONFIG_KEY} in {folder} has no format to read: {error}") from None
+        said = f"{CONFIG_KEY} in {folder} has a format that cannot be read: {error}"
+        raise QuantMLAError(said) from None
     return dict(found)
 
 
