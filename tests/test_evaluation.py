@@ -208,7 +208,7 @@ def test_packaged_fits_are_for_the_usual_groups_only(
 
 def test_what_cannot_be_compared_is_refused(fused: Path, tiny_model: Tiny, tmp_path: Path, run):
     base = tiny_model("deepseek_v3")
-    with pytest.raises(QuantMLAError, match=r"is not the checkpoint that .* hashes differ"):
+    with pytest.raises(QuantMLAError, match=r"is not the checkpoint that .* their hashes differ"):
         run(fused, baseline=str(tiny_model("youtu")))
     with pytest.raises(QuantMLAError, match="no model at ''"):
         run(fused, baseline="")

@@ -232,6 +232,24 @@ def test_verify_sees_one_changed_number_outside_attention(fused: Path, capsys):
     assert f"1 tensors that fusing leaves alone are not the original's: {name}" in said
 
 
+def test_verify_sees_a_changed_config(fused: Path, capsys):
+    config = json.loads((fused / "config.json").read_text())
+    (fused / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-2}))
+    said = refused(capsys, 4, ["verify", str(fused)])
+    assert "is not the original's: it differs in rms_norm_eps" in said
+
+
+def test_a_place_that_has_moved_is_said_to_be_the_recorded_one(fused: Path, capsys):
+    config = json.loads((fused / "config.json").read_text())
+    config["quantmla_config"]["base_model"] = "in"
+    (fused / "config.json").write_text(json.dumps(config))
+    for command, flag in (("verify", "--against"), ("eval", "--baseline")):
+        said = refused(capsys, 1, [command, str(fused)])
+        assert "no model at 'in'" in said
+        assert f"'in' is the base_model in config.json of {fused}" in said
+        assert f"say with {flag} where it is now" in said
+
+
 def test_verify_sees_transforms_that_are_none(fused: Path, capsys):
     """A rotation that is not orthogonal does not pass through the norm."""
     from quantmla.transform.store import transforms_to_bytes

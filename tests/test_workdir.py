@@ -1,6 +1,8 @@
 """Work folders: ours, another run's, somebody else's."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,17 @@ def test_files_replace_what_was_there_whole(tmp_path: Path):
     write_whole(tmp_path / "a.json", json.dumps([2]).encode())
     assert json.loads((tmp_path / "a.json").read_text()) == [2]
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_write_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="File too large") as caught:
+        write_whole(tmp_path / "a.json", b"[1]")
+    assert caught.value.filename == str(tmp_path / "a.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_work_folder_inside_another_goes_with_it(tmp_path: Path):

@@ -18,13 +18,13 @@ from quantmla.capture.soundness import check_checkpoint
 from quantmla.capture.tokens import calibration_tokens, load_tokenizer, read_text
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
-from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.errors import UsageError, require
 from quantmla.evaluate.compare import Settings, compare, evaluation_inputs
 from quantmla.evaluate.perplexity import default_text
 from quantmla.evaluate.variant import Variant
 from quantmla.fits import packaged_fit
 from quantmla.learn import LearnSettings, learn_checkpoint
-from quantmla.manifest import CONFIG_KEY, read_manifest
+from quantmla.manifest import CONFIG_KEY, open_original, read_manifest
 from quantmla.method import METHODS, load_method
 from quantmla.progress import bars, say
 from quantmla.quant.format import CacheFormat, paper_format, parse_format
@@ -114,13 +114,7 @@ def open_subject(request: EvaluationRequest) -> Subject:
         )
         return Subject(source, None, adapter_for(source.config))
     config = read_manifest(source.config, request.model)
-    recorded = config["base_model"]
-    base = open_source(recorded if request.baseline is None else request.baseline)
-    require(
-        base.digest() == config["base_sha256"],
-        f"{base.path} is not the checkpoint that {request.model} was made from: hashes differ",
-        QuantMLAError,
-    )
+    base = open_original(config, request.model, request.baseline, "--baseline")
     return Subject(base, source, adapter_for(base.config))
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from quantmla import __version__
 from quantmla.arch import Adapter
-from quantmla.checkpoint.source import TensorSource
+from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import QuantMLAError, UsageError, require
+from quantmla.fuse.checkpoint import CONFIG_KEY
 from quantmla.learn import LayerLog
 from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat
@@ -20,7 +21,6 @@ from quantmla.recipe import Recipe
 from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 
-CONFIG_KEY = "quantmla_config"
 VERSION = 1  # of what stands under that key
 
 
@@ -85,6 +85,28 @@ def read_manifest(config: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
         said = f"{CONFIG_KEY} in {folder} has a format that cannot be read: {error}"
         raise QuantMLAError(said) from None
     return dict(found)
+
+
+def open_original(
+    config: Mapping[str, Any], folder: str, given: str | None, flag: str
+) -> TensorSource:
+    """The checkpoint that `folder`, with this manifest, was made from; `given` with `flag` or not.
+
+    Raises QuantMLAError where it is not found or is another one.
+    """
+    base = config["base_model"] if given is None else given
+    try:
+        source = open_source(base)
+    except QuantMLAError as error:
+        if given is not None:
+            raise
+        where = f"{base!r} is the base_model in config.json of {folder}, as it was called there"
+        raise QuantMLAError(f"{error}; {where}: say with {flag} where it is now") from error
+    require(
+        source.digest() == config["base_sha256"],
+        f"{base} is not the checkpoint that {folder} was made from: their hashes differ",
+    )
+    return source
 
 
 def is_output_of(

@@ -16,8 +16,9 @@ from quantmla.card import model_card
 from quantmla.checkpoint.rewrite import check_output, check_space
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
-from quantmla.errors import QuantMLAError, UsageError, require
-from quantmla.fuse.checkpoint import fuse_checkpoint
+from quantmla.errors import UsageError, require
+from quantmla.fuse.checkpoint import CONFIG_KEY, fuse_checkpoint
+from quantmla.fuse.copied import require_copied, require_same_files
 from quantmla.interrupts import is_interrupt, words
 from quantmla.learn import (
     LayerLog,
@@ -29,7 +30,7 @@ from quantmla.learn import (
     learn_checkpoint,
 )
 from quantmla.lock import sole_user
-from quantmla.manifest import CONFIG_KEY, is_output_of, log_table, manifest, read_manifest
+from quantmla.manifest import is_output_of, log_table, manifest, open_original, read_manifest
 from quantmla.method import load_method, options_for
 from quantmla.plan import plan
 from quantmla.progress import bars, say
@@ -40,7 +41,6 @@ from quantmla.run_record import run_record
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import (
     LayerCheck,
-    require_copied,
     require_exact,
     verify_layers,
     verify_logits,
@@ -268,13 +268,8 @@ def verify(out: str, *, against: str | None) -> Mapping[str, Any]:
     """Quantisation-off equivalence of a fused folder with its original: per layer, end to end."""
     fused = open_source(out)
     config = read_manifest(fused.config, out)
-    base = config["base_model"] if against is None else against
-    source = open_source(base)
-    require(
-        source.digest() == config["base_sha256"],
-        f"{base} is not the checkpoint that {out} was made from: their hashes differ",
-        QuantMLAError,
-    )
+    source = open_original(config, out, against, "--against")
+    require_same_files(source, fused)
     adapter = adapter_for(source.config)
     transforms = transforms_from_file(fused.path / FILE_NAME)
     checks = verify_layers(source, fused, adapter, transforms)

@@ -5,7 +5,7 @@ import huggingface_hub
 import pytest
 
 from quantmla.checkpoint.locate import locate, read_config
-from quantmla.errors import QuantMLAError
+from quantmla.errors import QuantMLAError, UsageError
 
 
 def test_packaged_model_wins_over_a_folder_of_its_name(
@@ -71,3 +71,10 @@ def test_a_config_of_another_kind_of_value_is_one_sentence(text, words, tmp_path
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(QuantMLAError, match=words):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["nano", "."])
+def test_only_a_hub_id_has_revisions(model: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"revision 'main' is of a hub id, and '{model}' is on"):
+        locate(model, "main")

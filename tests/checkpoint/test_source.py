@@ -160,6 +160,7 @@ def test_finite_values_pass_and_others_are_counted():
         {"shape": [1, 2, 3]},
         {"shape": "ab"},
         {"shape": [-1, -4]},
+        {"shape": [10**30, 0], "data_offsets": [0, 0]},
         {"data_offsets": [5, 1]},
         {"data_offsets": [-5, 1]},
         {"data_offsets": "ab"},
@@ -173,3 +174,48 @@ def test_a_header_that_cannot_be_is_refused_when_opened(change, tmp_path):
     file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(16))
     with pytest.raises(QuantMLAError, match="its header cannot be read"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("places", "at"),
+    [
+        ({"x": [0, 16], "y": [0, 16]}, 16),
+        ({"x": [0, 16], "y": [12, 28]}, 16),
+        ({"x": [0, 16], "y": [20, 36]}, 16),
+        ({"x": [4, 20]}, 0),
+    ],
+)
+def test_tensors_that_overlap_or_leave_a_gap_are_refused_when_opened(places, at, tmp_path):
+    entries = {k: {"dtype": "F32", "shape": [4], "data_offsets": v} for k, v in places.items()}
+    raw = json.dumps(entries).encode()
+    (tmp_path / "config.json").write_text("{}")
+    size = max(end for _, end in places.values())
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(size))
+    with pytest.raises(QuantMLAError, match=f"overlap or leave bytes out at {8 + len(raw) + at}$"):
+        open_source(tmp_path)
+
+
+def test_tensors_of_no_size_lie_between_others(tmp_path):
+    save_file(
+        {"a": torch.ones(3), "b": torch.ones(0), "c": torch.ones(2, 0), "d": torch.ones(1)},
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text("{}")
+    source = open_source(tmp_path)
+    assert {name: source.tensor(name).numel() for name in source.names} == {
+        "a": 3,
+        "b": 0,
+        "c": 0,
+        "d": 1,
+    }
+
+
+def test_a_tensor_that_safetensors_does_not_give_is_named(tmp_path):
+    """Its types are its own: what only it refuses is said with the file's name."""
+    raw = json.dumps({"x": {"dtype": "Q7", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(4))
+    with pytest.raises(QuantMLAError, match=r"model\.safetensors does not give x: "):
+        open_source(tmp_path).tensor("x")

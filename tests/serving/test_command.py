@@ -47,6 +47,9 @@ def test_a_model_that_is_not_quantized_is_refused(folder):
         serve_command(folder({**MANIFEST, "version": 2}), [])
     with pytest.raises(UnsupportedModel, match=r"layers \[0\] in bf16"):
         serve_command(folder({**MANIFEST, "ignored_layers": [0]}), [])
+    for other in (None, 0, {}, [0.0], "0"):
+        with pytest.raises(UsageError, match="ignored_layers of quantmla_config are"):
+            serve_command(folder({**MANIFEST, "ignored_layers": other}), [])
     mixed = MANIFEST["format"] | {"layers": {"0": {"content_bits": 2}}}
     with pytest.raises(UnsupportedModel, match="formats of their own"):
         serve_command(folder({**MANIFEST, "format": mixed}), [])

@@ -97,3 +97,23 @@ def test_values_that_are_not_finite_are_refused(tmp_path):
     save_file(tensors, path)
     with pytest.raises(QuantMLAError, match=r"NaN or infinity in a\.content\.scale"):
         transforms_from_file(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("content.scale", lambda x: x[:3], "tensors of a that do not fit together"),
+        ("content.scale", lambda x: x[None], "tensors of a that do not fit together"),
+        ("content.rotation", lambda x: x[:, :3], "tensors of a that do not fit together"),
+        ("rope.gain", lambda x: x[:1], "tensors of a that do not fit together"),
+        ("rope.angle", lambda x: x.to(torch.int32), r"no floating-point numbers in a\.rope\.angle"),
+    ],
+)
+def test_tensors_of_other_sizes_or_types_are_refused(name, change, words, tmp_path):
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(transforms_to_bytes({"a": random_transform(8, 2, 0)}))
+    tensors = load_file(path)
+    tensors[f"a.{name}"] = change(tensors[f"a.{name}"]).contiguous()
+    save_file(tensors, path)
+    with pytest.raises(QuantMLAError, match=words):
+        transforms_from_file(path)

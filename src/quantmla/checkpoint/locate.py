@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from quantmla.errors import QuantMLAError, require
+from quantmla.errors import QuantMLAError, UsageError, require
 
 PACKAGED = ("nano",)  # models that ship inside the package
 # What config.json's keys hold, of those that are read apart from sizes.
@@ -43,15 +43,22 @@ def locate(model: str | Path, revision: str | None = None, *, config_only: bool 
     """The folder of `model`: a packaged name, a local folder, or a hub id that is then downloaded.
 
     A packaged name wins over a folder of the same name in the working directory: write `./nano` for
-    the latter. `config_only` downloads config.json alone.
+    the latter. `config_only` downloads config.json alone. UsageError for a revision of what is not
+    on a hub.
     """
+    here = model in PACKAGED or os.path.isdir(model)  # no, without an error, for what is no path
+    require(
+        revision is None or not here,
+        f"revision {revision!r} is of a hub id, and {str(model)!r} is on this machine: give none",
+        UsageError,
+    )
     if model in PACKAGED:
         path = Path(str(resources.files("quantmla"))) / "assets" / str(model)
         require(
             path.is_dir(), f"the packaged model {model!r} is missing from this installation: {path}"
         )
         return path
-    if os.path.isdir(model):  # says no, without an error, to what cannot be a path
+    if here:
         return Path(model)
     require(
         isinstance(model, str)

@@ -58,7 +58,7 @@ def rewrite_checkpoint(
     require(not unknown, f"{source.path} has no tensor {unknown[:1]}, so it cannot be replaced")
     check_output(source.path, out, overwrite=overwrite, marks=tuple(config_update))
     config = add_keys((source.path / "config.json").read_bytes().decode(), config_update)
-    files, left_out = _auxiliary(source)
+    files, left_out = auxiliary(source)
     texts = {"config.json": config, **extra_files}
     _check_space(source, files, texts, out)
     with _temporary(out) as part:
@@ -108,7 +108,7 @@ def check_output(source: Path, out: Path, *, overwrite: bool, marks: tuple[str, 
 
 def check_space(source: TensorSource, out: Path) -> None:
     """Refuses a disk that cannot hold a copy of `source`."""
-    _check_space(source, _auxiliary(source)[0], {}, out)
+    _check_space(source, auxiliary(source)[0], {}, out)
 
 
 def _has_mark(folder: Path, marks: tuple[str, ...]) -> bool:
@@ -144,7 +144,7 @@ def add_keys(text: str, update: Mapping[str, Any]) -> str:
     return new
 
 
-def _auxiliary(source: TensorSource) -> tuple[list[str], list[str]]:
+def auxiliary(source: TensorSource) -> tuple[list[str], list[str]]:
     """Files to copy, weight files to leave; relative names, hidden folders are skipped."""
     shards = {shard.name for shard in source.shards}
     copied: list[str] = []
@@ -232,8 +232,6 @@ def _write_shard(
     with (source.path / shard).open("rb") as old, (part / shard).open("wb") as new:
         new.write(header)
         for name, entry in sorted(entries, key=lambda item: item[1].begin):
-            if entry.begin > new.tell():  # padding, which some writers leave between tensors
-                _copy_range(old, new, new.tell(), entry.begin)
             if name in replace:
                 new.write(_bytes_of(source, name, entry, replace[name]()))
             else:

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quantmla.checkpoint.block_fp8 import SCALE_SUFFIX, dequantize_blocks
 from quantmla.checkpoint.locate import locate, model_config, read_json
-from quantmla.errors import QuantMLAError, require
+from quantmla.errors import QuantMLAError, one_line, require
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+MOST = 2**63  # that a size or an offset stays below
 METADATA = "__metadata__"  # the one key of a header that is no tensor
 SAMPLE_BYTES = 65536  # of a shard's first and last data that enter the digest
 
@@ -87,8 +88,12 @@ class TensorSource:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor as stored."""
-        with safe_open(self.path / self.entry(name).shard, framework="pt") as shard:
-            return shard.get_tensor(name)
+        file = self.path / self.entry(name).shard
+        try:
+            with safe_open(file, framework="pt") as shard:
+                return shard.get_tensor(name)
+        except SafetensorError as error:
+            raise QuantMLAError(f"{file} does not give {name}: {one_line(error)}") from error
 
     def scale_name(self, name: str) -> str | None:
         """Name of the block scales of an FP8 weight; None for what is not FP8."""
@@ -210,7 +215,11 @@ def _read_header(path: Path, name: str) -> tuple[Shard, dict[str, Entry]]:
         raise QuantMLAError(
             f"{file} is not a safetensors file: its header cannot be read"
         ) from error
-    expected = max((entry.end for entry in entries.values()), default=start)
+    expected = start
+    for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
+        where = f"its tensors overlap or leave bytes out at {expected}"
+        require(entry.begin == expected, f"{file} is not a safetensors file: {where}")
+        expected = entry.end
     require(size >= expected, f"{file} is truncated: {size} bytes instead of {expected}")
     require(size == expected, f"{file} is damaged: {size} bytes instead of {expected}")
     return Shard(name, length.to_bytes(8, "little") + raw, size), entries
@@ -220,7 +229,8 @@ def _entry(shard: str, described: Mapping[str, Any], start: int) -> Entry:
     """One tensor of a header. Raises ValueError, KeyError or TypeError for what cannot be one."""
     dtype, shape = described["dtype"], tuple(described["shape"])
     begin, end = described["data_offsets"]
-    if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end - begin)):
+    sizes = (*shape, begin, end, end - begin)
+    if not all(isinstance(n, int) and 0 <= n < MOST for n in sizes):
         raise ValueError("sizes and offsets must be whole numbers of at least 0")
     if not isinstance(dtype, str):
         raise TypeError("a dtype must be a name")

@@ -17,6 +17,8 @@ from quantmla.errors import UsageError, require
 from quantmla.fuse.layer import fuse_layer
 from quantmla.transform.layer import LayerTransform
 
+CONFIG_KEY = "quantmla_config"  # the one key that config.json gains
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseReport:
@@ -61,7 +63,7 @@ def fuse_checkpoint(  # noqa: PLR0913
         source,
         replace,
         out,
-        config_update={"quantmla_config": dict(quantmla_config)},
+        config_update={CONFIG_KEY: dict(quantmla_config)},
         extra_files=extra_files,
         overwrite=overwrite,
     )

@@ -35,7 +35,7 @@ def why_not_served(config: Mapping[str, Any], family: str, fmt: ModelFormat) -> 
 
     The rest of a sentence that begins with the model's name.
     """
-    one, ignored = uniform_format(fmt), (config.get(CONFIG_KEY) or {}).get("ignored_layers")
+    one, ignored = uniform_format(fmt), list(_ignored(config.get(CONFIG_KEY) or {}))
     if family not in SERVED_FAMILIES:
         return f"is a {family}, and the plugin serves {', '.join(SERVED_FAMILIES)}"
     if ignored:
@@ -68,10 +68,14 @@ def cache_settings(config: Any) -> CacheSettings:
         "the one this release reads",
         UsageError,
     )
-    ignored = data.get("ignored_layers", ())
+    return CacheSettings(fmt=format_from_json(data.get("format")), ignored_layers=_ignored(data))
+
+
+def _ignored(data: Mapping[str, Any]) -> tuple[int, ...]:
+    found = data.get("ignored_layers", ())
     require(
-        isinstance(ignored, list | tuple) and all(type(index) is int for index in ignored),
-        f"ignored_layers of {CONFIG_KEY} are {ignored!r}, not indices of layers",
+        isinstance(found, list | tuple) and all(type(index) is int for index in found),
+        f"ignored_layers of {CONFIG_KEY} are {found!r}, not indices of layers",
         UsageError,
     )
-    return CacheSettings(fmt=format_from_json(data.get("format")), ignored_layers=tuple(ignored))
+    return tuple(found)

@@ -60,9 +60,24 @@ def transforms_from_file(path: Path) -> dict[str, LayerTransform]:
     absent = [name for name in needed if name not in tensors]
     require(not absent, f"{path} lacks {', '.join(absent[:3])}")
     require(bool(prefixes), f"{path} holds no transforms")
+    whole = sorted(name for name, x in tensors.items() if not x.is_floating_point())
+    require(not whole, f"{path} has no floating-point numbers in {', '.join(whole[:3])}")
     unusable = sorted(name for name, x in tensors.items() if not bool(torch.isfinite(x).all()))
     require(not unusable, f"{path} has NaN or infinity in {', '.join(unusable[:3])}")
-    return {prefix: _transform(tensors, prefix) for prefix in prefixes}
+    found = {prefix: _transform(tensors, prefix) for prefix in prefixes}
+    for prefix, transform in found.items():
+        require(_is_whole(transform), f"{path} has tensors of {prefix} that do not fit together")
+    return found
+
+
+def _is_whole(transform: LayerTransform) -> bool:
+    content, rope, online_EE = transform
+    rank, pairs = content.scale_R.numel(), rope.angle_F.numel()
+    found = [content.scale_R, content.rotation_RR, rope.angle_F, rope.gain_F]
+    wanted = [(rank,), (rank, rank), (pairs,), (pairs,)]
+    if online_EE is not None:
+        found, wanted = [*found, online_EE], [*wanted, (2 * pairs, 2 * pairs)]
+    return [tuple(x.shape) for x in found] == wanted
 
 
 def _transform(tensors: Mapping[str, Tensor], prefix: str) -> LayerTransform:
