@@ -34,8 +34,8 @@ def test_a_pool_in_figures():
     found = capacity(layout, layers=27, row_bytes=1152, budget=int(19.05 * 2**30), context=132_096)
     assert (found.blocks, found.tokens_in_window_block) == (36_991, 16)
     assert found.decoding_concurrency == 36_990 / (2064 + 14)
-    # three steps' worth of the last 192 tokens and 15 drafts, and the sinks
-    assert found.maximum_concurrency == 36_991 / (2064 + 3 * 14 + 1)
+    # three steps' worth of the last 192 tokens and 15 drafts, the sinks, and the block of none
+    assert found.maximum_concurrency == 36_991 / (2064 + 3 * 14 + 1 + 1)
     assert found.bf16_maximum_concurrency == 41_101 / 8256
 
 

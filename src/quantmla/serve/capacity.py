@@ -47,10 +47,10 @@ def capacity(
     block_bytes = layers * layout.page_bytes
     blocks = budget // block_bytes
     pages = layout.packed_pages(context)
-    reported = pages + layout.window_pages(BATCHES_IN_FLIGHT, context)
+    reported = pages + layout.window_pages(BATCHES_IN_FLIGHT, context) + 1  # one stands for none
     stock_blocks = budget // (layers * row_bytes * STOCK_BLOCK_TOKENS)
     stock = stock_blocks / -(-context // STOCK_BLOCK_TOKENS)
-    usable = max(0, blocks - 1)  # one block stands for none
+    usable = max(0, blocks - 1)
     return Capacity(
         blocks=blocks,
         block_bytes=block_bytes,

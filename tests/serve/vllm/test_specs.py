@@ -121,9 +121,45 @@ def test_what_vllm_says_of_the_pool_is_what_the_layout_says(pool, fmt, asynchron
     tokens, concurrency = get_kv_cache_capacity(made.config, made.kv)
     layout, batches = made.layout, made.config.max_concurrent_batches
     assert batches == (2 if asynchronous else 1)
-    request = layout.packed_pages(131_072) + layout.window_pages(batches, 131_072)
+    request = layout.packed_pages(131_072) + layout.window_pages(batches, 131_072) + 1
     assert concurrency == pytest.approx(9000 / request)
     assert tokens == int(9000 / request * 131_072)
+
+
+@pytest.mark.parametrize("short_of_all", [1, 15, 40, 64])
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+def test_the_longest_prompt_that_vllm_lets_a_pool_be_made_for_runs(pool, fmt, short_of_all):
+    """--max-model-len -1 takes the longest; a prompt that never runs would hold up all others."""
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+
+    made = pool(2000, fmt, max_len=100_000, chunk=500, async_scheduling=True)
+    specs = dict(zip(made.names, made.specs, strict=True))
+    made.config.cache_config.num_gpu_blocks_override = None
+    made.config.model_config.original_max_model_len = -1
+    get_kv_cache_configs(made.config, [specs], [200 * LAYERS * made.layout.page_bytes])
+    longest = made.config.model_config.max_model_len
+    packed = made.layout.packed_pages(longest)
+    assert packed + made.layout.window_pages(2, longest) == 199  # one is vLLM's own
+    made = pool(200, fmt, max_len=longest, chunk=500, async_scheduling=True)
+    requests = [made.add("long", ids(longest - short_of_all), 1), made.add("short", ids(20), 1)]
+    run_behind(made)
+    assert all(r.num_output_tokens == 1 for r in requests)
+    assert sum(r.num_preemptions for r in requests) == 0
+
+
+@pytest.mark.parametrize("answer", [500, 3000])
+@pytest.mark.parametrize(("fmt", "pages"), [("c4r4", 420), ("c2r4", 620)])
+def test_a_long_answer_leaves_other_prefixes_in_a_pool_that_holds_them(pool, fmt, pages, answer):
+    """Its window pages are several for each packed one, and nobody asks for them again."""
+    made = pool(pages, fmt, max_len=6000, chunk=2048)
+    prompts = [ids(1025, seed) for seed in range(10)]
+    for i, prompt in enumerate(prompts):
+        made.add(f"first {i}", prompt, 1)
+        run(made)
+    made.add("long", ids(64, 11), answer)
+    run(made)
+    for i, prompt in enumerate(prompts):
+        assert hit_of(made, f"again {i}", prompt[:1024] + ids(10, 12)) == 1024
 
 
 def test_a_long_prompt_takes_window_pages_only_at_its_end(pool):

@@ -125,7 +125,47 @@ def test_a_cache_update_inside_a_piecewise_graph_is_refused(start):
     compilation.splitting_ops = ["vllm::unified_mla_attention_with_output"]
     assert "piecewise CUDA graph" in why_not(config)
     compilation.cudagraph_mode = CUDAGraphMode.FULL
+    assert why_not(config) is None  # attention is not split off as a whole
+    compilation.splitting_ops = list(compilation._attention_ops)
+    assert "piecewise CUDA graph" in why_not(config)
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
     assert why_not(config) is None
+
+
+@pytest.mark.parametrize("inductor", [False, True])
+@pytest.mark.parametrize("split", ["all but the update", None])
+@pytest.mark.parametrize("mode", ["FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
+def test_what_is_let_through_resolves_to_graphs_without_the_update(start, mode, split, inductor):
+    """vLLM changes the mode after our check; what it makes of it must still be allowed."""
+    from vllm.config import CompilationConfig
+    from vllm.config.compilation import CompilationMode
+
+    from quantmla.serve.vllm.metadata import PackedBuilder
+    from quantmla.serve.vllm.support import why_not
+
+    config = start()
+    found = CompilationConfig(
+        mode=CompilationMode.VLLM_COMPILE,
+        cudagraph_mode=mode,
+        splitting_ops=list(CompilationConfig._attention_ops) if split else None,
+        use_inductor_graph_partition=inductor,
+        cudagraph_capture_sizes=[1, 2, 4, 8],
+        max_cudagraph_capture_size=8,
+    )
+    found.set_splitting_ops_for_v1("naive")
+    found.pass_config.fuse_rope_kvcache_cat_mla = False
+    config.compilation_config = found
+    reason = why_not(config)
+    assert (reason is None) == (mode == "FULL_DECODE_ONLY" or not (split or inductor))
+    if reason is None:
+        found.resolve_cudagraph_mode_and_sizes(
+            PackedBuilder._cudagraph_support,
+            "QuantMLABackend",
+            1,
+            use_v2_model_runner=False,
+            max_num_reqs=8,
+        )
+        assert why_not(config) is None
 
 
 def test_another_block_size_is_refused(start):

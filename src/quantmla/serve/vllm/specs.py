@@ -47,6 +47,18 @@ class WindowSpec(SlidingWindowMLASpec):
     def max_num_blocks_per_req(self, vllm_config: Any, max_len: int) -> int:
         return self.table_pages(max_len)
 
+    @override
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
+        """Of the longest request, and the pool's block that stands for none.
+
+        vLLM counts that one among the blocks that requests can have. Without it here, the longest
+        prompts that are let in at the start would never be, and would hold up all others.
+        """
+        admitted = self.max_admission_blocks_per_request(
+            vllm_config.max_in_flight_tokens, vllm_config.model_config.max_model_len
+        )
+        return (admitted + 1) * self.page_size_bytes
+
     def table_pages(self, tokens: int) -> int:
         """Of a sequence's table."""
         return table_pages(tokens, self.fmt.page_size, self.block_size)
@@ -174,7 +186,9 @@ class WindowBlocks(SlidingWindowManager):
     ) -> None:
         """Frees what no step after `processed_computed_tokens` reads: what it has packed.
 
-        Null pages may lie between pages, so all are looked at, each once.
+        Null pages may lie between pages, so all are looked at, each once. Those of an answer serve
+        a hit that ends within it and nothing else, and there are several for each packed page: they
+        leave the prefix cache, to be taken before any page that is of more use.
         """
         spec = self.kv_cache_spec
         last = spec.fmt.first_recent(processed_computed_tokens) // self.block_size
@@ -183,12 +197,16 @@ class WindowBlocks(SlidingWindowManager):
             return
         blocks = self.req_to_blocks[request_id]
         end = min(last, len(blocks))
-        freed = []
+        freed, useless = [], set()
+        answer = end if num_prompt_tokens is None else -(-num_prompt_tokens // self.block_size)
         for i in range(begin, end):
             if not blocks[i].is_null:
                 freed.append(blocks[i])
+                if i >= answer and blocks[i].ref_cnt == 1:
+                    useless.add(blocks[i].block_id)
                 blocks[i] = self._null_block
         self.cleared[request_id] = max(begin, end)
+        self.block_pool.evict_blocks(useless)
         self.block_pool.free_blocks(reversed(freed))
 
     @override

@@ -45,12 +45,17 @@ def _too_many_drafts(config: VllmConfig) -> int | None:
 
 
 def _piecewise_update(config: VllmConfig) -> bool:
-    """The cache update would be captured in a graph that knows no sequences."""
+    """The cache update would be captured in a graph that knows no sequences.
+
+    vLLM makes FULL_AND_PIECEWISE of FULL where attention is split off, as our backend declares full
+    graphs for decode alone.
+    """
     compilation = config.compilation_config
-    return bool(
-        compilation.cudagraph_mode.has_piecewise_cudagraphs()
-        and not compilation.splitting_ops_contain_kv_cache_update()
+    mode = compilation.cudagraph_mode
+    in_pieces = mode.has_piecewise_cudagraphs() or (
+        mode.mixed_mode().name == "FULL" and compilation.splitting_ops_contain_attention()
     )
+    return bool(in_pieces and not compilation.splitting_ops_contain_kv_cache_update())
 
 
 def _not_compiled(config: VllmConfig) -> str | None:
@@ -148,7 +153,8 @@ REFUSALS = (
     Refusal(
         _piecewise_update,
         "--compilation-config (splitting_ops, use_inductor_graph_partition) puts the cache's "
-        "update into a piecewise CUDA graph: leave splitting_ops out, or use cudagraph_mode FULL",
+        "update into a piecewise CUDA graph: leave both out, or use cudagraph_mode "
+        "FULL_DECODE_ONLY",
     ),
     Refusal(
         lambda c: is_breakable_cudagraph_enabled(),
