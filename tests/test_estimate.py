@@ -126,6 +126,7 @@ def test_request_bytes_count_every_token_once(context):
         ("1.5 TiB", 3 * 2**39),
         ("512mib", 2**29),
         ("4096", 4096),
+        ("9007199254740993", 2**53 + 1),
     ],
 )
 def test_memory_sizes(text, size):

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from quantmla.interrupts import interrupt_waits, interrupts_noted, is_interrupt, words
+from quantmla.interrupts import (
+    exit_code,
+    interrupt_waits,
+    interrupts_noted,
+    is_interrupt,
+    words,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +36,29 @@ def test_an_error_after_an_interrupt_is_one_until_the_command_ends() -> None:
         assert not is_interrupt(SystemExit(0))
     assert not is_interrupt(ValueError("shape"))
     assert is_interrupt(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_is_an_interrupt_with_its_own_exit_code(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with interrupts_noted():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        assert exit_code() == 128 + number
+        swallowed()
+        assert exit_code() == 128 + number
+    assert signal.getsignal(number) == before
+
+
+def test_a_request_to_end_that_the_caller_handles_stays_his() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with interrupts_noted():
+            signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_only_an_interrupt_speaks_for_itself() -> None:

@@ -62,11 +62,20 @@ def test_no_rows_print_nothing_much(capsys):
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
     path.write_text("old")
-    monkeypatch.setattr(os, "fdopen", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(os, "fsync", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         write_rows(path, [{"a": 1}])
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["rows.json"]
+
+
+def test_results_are_readable_as_the_user_s_mask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_rows(tmp_path / "rows.json", [{"a": 1}])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "rows.json").stat().st_mode & 0o777 == 0o644
 
 
 def test_no_digit_is_lost_where_there_is_no_terminal(capsys):

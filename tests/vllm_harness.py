@@ -506,7 +506,7 @@ class Engine:
     def _check_pages(self, names, counts, done) -> None:
         """Pages that this step completed hold their own tokens' bytes, however these arrived.
 
-        And the page that stands for none is as it was (R-31).
+        And the page that stands for none is as it was.
         """
         assert (self.raw[: self.layout.page_bytes] == -1).all()
         size = self.layout.fmt.page_size

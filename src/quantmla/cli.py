@@ -17,11 +17,10 @@ from quantmla.arguments import DEVICE_HELP, MODEL_HELP, Parser, count, names, pa
 from quantmla.bench import flags as bench
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.eval_command import evaluation_command, evaluation_flags
-from quantmla.interrupts import interrupts_noted, is_interrupt
+from quantmla.interrupts import exit_code, interrupts_noted, is_interrupt
 from quantmla.report.command import report_command, report_flags
 from quantmla.serving import flags as serving
 
-INTERRUPTED = 130
 UNSUPPORTED = 3
 Command = Callable[[argparse.Namespace], int]
 
@@ -231,14 +230,14 @@ def _ended(argv: Sequence[str] | None) -> int:
             sys.stdout.flush()  # here, where an error still has its sentence
         return code
     except KeyboardInterrupt as stop:
-        return _fail(str(stop) or "interrupted", INTERRUPTED)
+        return _fail(str(stop) or "interrupted", exit_code())
     except BrokenPipeError:
         # the reader, such as `head`, has had enough; Python's own last flush must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if is_interrupt(error):
-            return _fail("interrupted", INTERRUPTED)
+            return _fail("interrupted", exit_code())
         if isinstance(error, QuantMLAError):
             return _fail(str(error), error.exit_code)
         if not isinstance(error, OSError) and not _disk_is_full(error):

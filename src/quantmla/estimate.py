@@ -7,6 +7,7 @@ counted. MLA caches one latent and one rope key per token and layer, whatever th
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 from quantmla.arch import adapter_for
@@ -80,7 +81,7 @@ def parse_size(text: str) -> int:
         UsageError,
     )
     assert match is not None
-    size = int(float(match[1]) * units[match[2].lower()])
+    size = int(Decimal(match[1]) * units[match[2].lower()])  # exact, as a float is not
     require(size > 0, f"memory size {text!r} must be more than 0", UsageError)
     return size
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, also where a library swallows it or makes another error of it."""
+"""Ctrl-C and SIGTERM, also where a library swallows them or makes another error of them."""
 
 import signal
 import sys
@@ -6,7 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
+# what Python does where nobody asked for anything else
+ALONE: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 _noted: list[int] = []  # signals since the command began
 
 
@@ -18,6 +24,11 @@ def _note(number: int, frame: FrameType | None) -> None:
 def is_interrupt(error: BaseException) -> bool:
     """An interrupt, or any error after one: safetensors, say, fails of it with a ValueError."""
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and bool(_noted))
+
+
+def exit_code() -> int:
+    """Of a command that was interrupted: 128 and the number of the first signal."""
+    return 128 + (_noted[0] if _noted else signal.SIGINT)
 
 
 def words(error: BaseException) -> str:
@@ -32,8 +43,9 @@ def _is_main_thread() -> bool:
 @contextmanager
 def interrupts_noted() -> Iterator[None]:
     """Notes every Ctrl-C, as a library may swallow one and fail later of what it left half
-    imported; one that Python drops, as it came while an object was deleted, is sent again."""
-    before, shown = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    imported; one that Python drops, as it came while an object was deleted, is sent again. SIGTERM
+    is taken for one, so that what is temporary goes away."""
+    shown = sys.unraisablehook
 
     def hook(dropped: "sys.UnraisableHookArgs") -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
@@ -42,17 +54,18 @@ def interrupts_noted() -> Iterator[None]:
         else:
             shown(dropped)
 
-    ours = before is signal.default_int_handler and _is_main_thread()
-    if ours:  # else interrupts are ignored, or the caller's affair
-        signal.signal(signal.SIGINT, _note)
+    ours = [number for number, alone in ALONE.items() if signal.getsignal(number) == alone]
+    ours = ours if _is_main_thread() else []  # else they are ignored, or the caller's affair
+    for number in ours:
+        signal.signal(number, _note)
     sys.unraisablehook = hook
     try:
         yield
     finally:
         sys.unraisablehook = shown
         _noted.clear()
-        if ours:
-            signal.signal(signal.SIGINT, before)
+        for number in ours:
+            signal.signal(number, ALONE[number])
 
 
 @contextmanager

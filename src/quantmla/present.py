@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quantmla.doctor import gpus, versions
+from quantmla.workdir import write_whole
 
 ROW = {"method", "format", "kl_mean"}  # among what `eval` says of a cache
 ANY_WIDTH = 10_000  # a narrow terminal breaks lines, a pipe has no width: neither may cost digits
@@ -50,14 +49,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Writes {"header": versions and GPUs, "rows": rows} as JSON, whole or not at all."""
     header = {"versions": versions(), "gpus": [gpu["name"] for gpu in gpus()]}
     text = json.dumps(_finite({"header": header, "rows": list(rows)}), indent=2) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, text.encode())
 
 
 def are_rows(data: Any) -> bool:

@@ -109,6 +109,12 @@ def test_budgets_that_cannot_be_kept_are_named(budget, words):
         plan_bits({0: layer_choices(costs(), DEEPSEEK)}, budget)
 
 
+@pytest.mark.parametrize("budget", [1e300, 1.7e308])
+def test_a_budget_beyond_all_is_the_largest_formats(budget):
+    choices = {i: layer_choices(costs(), DEEPSEEK) for i in range(3)}
+    assert plan_bits(choices, budget) == plan_bits(choices, 4000)
+
+
 def test_a_model_of_many_layers_is_planned_at_once():
     choices = {i: layer_choices(costs(1.3**i), DEEPSEEK) for i in range(61)}
     plan = plan_bits(choices, 256)

@@ -85,6 +85,15 @@ def test_sequences_of_different_lengths_end_together():
     assert torch.equal(both.pages(1), short.pages(0))
 
 
+@pytest.mark.parametrize("counts", [[7, 2], [-1, 2], [2], [2, 2, 2]])
+def test_counts_that_a_chunk_cannot_give_are_refused(counts):
+    latent, k_rope = rows(5)
+    cache = PagedCache(parse_format("c4r4"), R, E, batch=2)
+    with pytest.raises(UsageError, match=r"are not 2 numbers of 0 to 5, the rows of the chunk"):
+        cache.append(latent.expand(2, -1, -1), k_rope.expand(2, -1, -1), counts=counts)
+    assert cache.lengths == [0, 0]
+
+
 def test_allocated_bytes_are_the_packed_rows_and_the_window():
     fmt = parse_format("c4r4")
     length = 64 * 20 + 128 + 5

@@ -166,7 +166,7 @@ def test_bad_queries_are_named(call: tuple[DecodeQuery, CacheView]) -> None:
 
 
 def test_float16_rows_are_refused(call: tuple[DecodeQuery, CacheView]) -> None:
-    """R-09: bits are never reinterpreted."""
+    """Bits are never reinterpreted."""
     _, view = call
     case = Case(name="half", rank=128, rope=32, lengths=(7,))
     rows = random_rows(7, case, torch.Generator())

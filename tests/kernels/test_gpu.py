@@ -147,7 +147,7 @@ APPENDS = [
 @pytest.mark.parametrize("chunks", [1, 7])
 @pytest.mark.parametrize("case", APPENDS, ids=lambda case: case.name)
 def test_append_writes_the_references_bytes(name: str, chunks: int, case: Case) -> None:
-    """R-30 (padding), R-42 (any way to cut a prompt)."""
+    """Padding, and any way to cut a prompt."""
     generator = torch.Generator().manual_seed(2)
     view = keep_all_rows(empty_cache(case, generator))
     tokens = all_tokens(case.lengths)
@@ -239,7 +239,7 @@ def test_gather_is_exact(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_pool_beyond_two_to_the_31(name: str) -> None:
-    """R-32: the last pages of a pool of 2.3e9 bytes and of a window of 2.2e9 elements."""
+    """The last pages of a pool of 2.3e9 bytes and of a window of 2.2e9 elements."""
     case = Case(name="far", lengths=(700,))
     query, view = build(case, "cuda")
     skip_unless_able(name, decode_problem(query, view))

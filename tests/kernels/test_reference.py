@@ -1,5 +1,7 @@
 """The oracle itself: against attention over rows that never went through bytes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import (
@@ -73,7 +75,7 @@ def test_decode_is_attention_over_the_rows_as_read(fmt: str, length: int) -> Non
 
 @pytest.mark.parametrize("cuts", [[1, 128], [64], [63, 64, 65, 127], list(range(1, 300, 7))])
 def test_any_cut_of_a_prompt_gives_the_same_bytes(cuts: list[int]) -> None:
-    """R-42, and the ring: rows that left the window are overwritten."""
+    """The ring, too: rows that left the window are overwritten."""
     case = Case(name="cut", rank=128, rope=32, lengths=(300,), ring=True, window_page=16)
     caches = []
     for parts in ([], cuts):
@@ -93,7 +95,7 @@ def test_any_cut_of_a_prompt_gives_the_same_bytes(cuts: list[int]) -> None:
 
 
 def test_padding_touches_nothing() -> None:
-    """R-30: slot -1 is no Python index."""
+    """Slot -1 is no Python index."""
     case = Case(name="pad", rank=128, rope=32, lengths=(70, 70), window_page=16)
     view = empty_cache(case, torch.Generator().manual_seed(0))
     rows = random_rows(64, case, torch.Generator().manual_seed(1))
@@ -125,3 +127,14 @@ def test_comparison_passes_eager_and_catches_one_percent_of_one_head() -> None:
     wrong = oracle(DecodeQuery(latent, query.rope_BSNE, query.softmax_scale), view)
     with pytest.raises(AssertionError, match="head 2"):
         check(wrong, query, view)
+
+
+def test_no_sequences_have_no_attention() -> None:
+    case = Case(name="none", rank=128, rope=32, heads=3, lengths=(10,), window_page=16)
+    view = empty_cache(case, torch.Generator())
+    names = ("block_table_BJ", "lengths_B", "window_table_BW", "sink_pages_B")
+    view = replace(view, **{name: getattr(view, name)[:0] for name in names})
+    query = DecodeQuery(torch.empty(0, 2, 3, 128).half(), torch.empty(0, 2, 3, 32).half(), 0.1)
+    part = reference.decode(query, view)
+    assert (part.out_BSNR.shape, part.out_BSNR.dtype) == ((0, 2, 3, 128), torch.float16)
+    assert (part.lse_BSN.shape, part.lse_BSN.dtype) == ((0, 2, 3), torch.float32)

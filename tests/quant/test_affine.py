@@ -171,6 +171,15 @@ def test_zero_groups_stay_zero_under_both_rules():
         assert dequantize(quantize(torch.zeros(2, 64), 2, 1, rule)).abs().max() == 0
 
 
+@pytest.mark.parametrize("size", [1.6e38, 3.3e38])
+def test_a_range_beyond_float32_saturates_and_is_no_nan(size):
+    x = torch.tensor([[size, -size, 1.0, 0.0] * 4], dtype=torch.float32)
+    q = quantize(x, 4, 1)
+    assert torch.equal(q.scale_TG, torch.tensor([[MAX_SCALE]]))
+    assert torch.isfinite(dequantize(q)).all()
+    assert torch.equal(fake_quantize(x, 4, 1), dequantize(q))
+
+
 def test_values_beyond_the_largest_scale_saturate_there():
     x = torch.tensor([[3e38, -1.0, 0.0, 1.0]])
     q = quantize(x, 4, 1)

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,36 @@ def test_a_comparison_does_not_claim_to_replace_a_card(tmp_path):
     with pytest.raises(UsageError, match=r"summary\.md would be replaced") as refused:
         write_report(runs, str(tmp_path / "report.html"), overwrite=False)
     assert "model_card" not in str(refused.value)
+
+
+def test_a_card_that_no_report_wrote_is_not_replaced(tmp_path):
+    """A comparison wrote the other files, and none."""
+    runs = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    (tmp_path / "model_card.md").write_text("mine")
+    write_report(runs, str(tmp_path / "report.html"), overwrite=False)
+    with pytest.raises(UsageError, match=r"^\S*model_card\.md would be replaced"):
+        write_report(runs[:1], str(tmp_path / "report.html"), overwrite=False)
+    assert (tmp_path / "model_card.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("folder", [b"caf\xe9", b"plain"])
+def test_names_and_texts_that_are_no_utf8_are_shown_escaped(folder, tmp_path):
+    rows = evaluated()
+    rows["header"]["versions"]["torch"] = "\ud800"
+    run = write_run(tmp_path / os.fsdecode(folder), {"eval.json": rows})
+    write_report([str(run)], str(tmp_path / "report.html"), overwrite=False)
+    json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert "\\ud800" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_number_that_no_page_can_show_is_damage(tmp_path):
+    rows = evaluated()
+    for row in rows["rows"]:
+        row["bytes_per_token"] = 10**400  # no float holds it
+    run = write_run(tmp_path / "run", {"eval.json": rows})
+    with pytest.raises(QuantMLAError, match=r"eval\.json is damaged"):
+        write_report([str(run)], str(tmp_path / "report.html"), overwrite=False)
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_an_earlier_report_is_replaced_other_files_are_not(tmp_path):

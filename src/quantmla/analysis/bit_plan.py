@@ -78,7 +78,9 @@ def plan_bits(choices: Mapping[int, Sequence[Choice]], bytes_per_token: float) -
         UsageError,
     )
     unit = math.gcd(*(c.page_bytes for layer in choices.values() for c in layer))
-    room = int(bytes_per_token * PAGE_TOKENS * len(choices)) // unit
+    most = sum(max(c.page_bytes for c in layer) for layer in choices.values())
+    # no more than all can take, as a budget near a float's largest would overflow
+    room = int(min(bytes_per_token, most) * PAGE_TOKENS * len(choices)) // unit
     least = sum(min(c.page_bytes for c in layer) for layer in choices.values())
     require(
         room * unit >= least,
@@ -86,7 +88,6 @@ def plan_bits(choices: Mapping[int, Sequence[Choice]], bytes_per_token: float) -
         f"{least / PAGE_TOKENS / len(choices):g}",
         UsageError,
     )
-    most = sum(max(c.page_bytes for c in layer) for layer in choices.values())
     useful = {index: _undominated(layer) for index, layer in choices.items()}
     return _least_cost(useful, unit, min(room, most // unit))
 

@@ -21,7 +21,7 @@ def softmax_scale(head_dim: int, rope: Mapping[str, Any]) -> float:
         return scale
     factor = rope.get("factor")
     require(
-        all(isinstance(x, int | float) and x > 0 for x in (factor, all_dim)),
+        all(isinstance(x, int | float) and 0 < x < math.inf for x in (factor, all_dim)),
         f"config.json gives rope scaling {kind!r} with factor {factor!r} and mscale_all_dim "
         f"{all_dim!r}; both must be positive numbers",
         UnsupportedModel,

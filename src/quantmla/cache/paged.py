@@ -46,7 +46,10 @@ class PagedCache:
     def append(
         self, latent_BSR: Tensor, k_rope_BSE: Tensor, counts: Sequence[int] | None = None
     ) -> None:
-        """Adds to every sequence its last `counts[b]` rows of the chunk, by default all S."""
+        """Adds to every sequence its last `counts[b]` rows of the chunk, by default all S.
+
+        UsageError for another number of sequences, or counts that are not 0 to S.
+        """
         batch, size = latent_BSR.shape[:2]
         require(
             batch == len(self.sequences) == k_rope_BSE.shape[0],
@@ -54,6 +57,11 @@ class PagedCache:
             UsageError,
         )
         counts = [size] * batch if counts is None else counts
+        require(
+            len(counts) == batch and all(0 <= n <= size for n in counts),
+            f"counts {list(counts)} are not {batch} numbers of 0 to {size}, the rows of the chunk",
+            UsageError,
+        )
         self.sequences = [
             append(
                 seq, latent_BSR[b, size - n :], k_rope_BSE[b, size - n :], self.fmt, self.keep_past

@@ -63,6 +63,9 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
         part = attend(scores[None], rows[None, :, : view.kv_lora_rank])
         outs.append(part.out_BSNR)
         lses.append(part.lse_BSN)
+    if not outs:  # of no sequences
+        empty_BSN = q_BSNC[..., 0].float()
+        return Partial(torch.empty_like(query.latent_BSNR), empty_BSN)
     return Partial(torch.cat(outs).to(query.latent_BSNR.dtype), torch.cat(lses))
 
 

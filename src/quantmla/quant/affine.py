@@ -49,8 +49,9 @@ def _scale_and_zero(
     else:
         low, high = low.clamp(max=0), high.clamp(min=0)
         exact = (high - low) * clip / top_code
-        # exactly the float16 value; the step up to it counts as a constant for gradients
-        scale = round_up_to_half(exact.detach()) + (exact - exact.detach())
+        # exactly the float16 value; the step up to it counts as a constant for gradients. Beyond
+        # float32's range the difference is NaN: then the scale is the largest, without a gradient
+        scale = round_up_to_half(exact.detach()) + (exact - exact.detach()).nan_to_num()
         low = low * clip
     zero = torch.clamp(torch.round(-low / scale), 0, 2**bits - 1)
     return scale, zero

@@ -15,7 +15,7 @@ from quantmla.report.sections import SECTIONS, section
 
 VERSION = 1  # of report.json
 DIGITS = 6  # that numbers keep
-DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError)
+DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 Report = dict[str, Any]
 
 

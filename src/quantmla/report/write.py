@@ -32,7 +32,8 @@ def write_report(runs: Sequence[str], output: str, *, overwrite: bool) -> Mappin
     if len(runs) == 1 and _has_checkpoint(report["runs"][0]):
         texts["card"] = model_card(report["runs"][0])
     for name, text in texts.items():
-        write_whole(paths[name], text.encode())
+        # a file's name, or a text in a result, may hold what UTF-8 cannot
+        write_whole(paths[name], text.encode(errors="backslashreplace"))
     found = {key for run in report["runs"] for key in run["sections"]}
     written = [str(paths[name]) for name in texts]
     return {"written": written, "runs": len(runs), "sections": sorted(found)}
@@ -59,10 +60,20 @@ def _paths(output: Path, overwrite: bool, *, with_card: bool) -> dict[str, Path]
     paths = {key: output.parent / name for key, name in names.items()}
     for path in paths.values():
         check_file(path)
-    taken = [path for path in paths.values() if path.exists()]
+    ours = _written_with(paths["numbers"])
+    taken = [path for key, path in paths.items() if path.exists() and key not in ours]
     require(
-        overwrite or not taken or holds(paths["numbers"], lambda data: data["schema"] == SCHEMA),
+        overwrite or not taken,
         f"{', '.join(map(str, taken))} would be replaced: choose another folder, or --overwrite",
         UsageError,
     )
     return paths
+
+
+def _written_with(numbers: Path) -> set[str]:
+    """The files of the earlier report that has these numbers; none where they are no report's."""
+    if not holds(numbers, lambda data: data["schema"] == SCHEMA and bool(data["runs"][0]["files"])):
+        return set()
+    runs = json.loads(numbers.read_text(encoding="utf-8"))["runs"]
+    with_card = len(runs) == 1 and _has_checkpoint(runs[0])
+    return {"page", "numbers", "summary"} | ({"card"} if with_card else set())

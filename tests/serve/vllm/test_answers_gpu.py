@@ -67,5 +67,5 @@ def test_every_family_starts_and_decodes():
         found = json.loads(line)
         assert found["decoded"] == [32, 32, 32]
         assert found["finite"]
-        assert found["bytes_per_token"] == [320]  # what was allocated, not what was asked
+        assert found["bytes_per_token"] == [320]  # what was allocated, not what was asked
         assert found["packed_layers"] in ((2, 4) if found["family"] == "longcat_flash" else (2,))
