@@ -186,8 +186,8 @@ class WindowBlocks(SlidingWindowManager):
     ) -> None:
         """Frees what no step after `processed_computed_tokens` reads: what it has packed.
 
-        Null pages may lie between pages, so all are looked at, each once. Those of an answer, several
-        for each packed page, serve no hit but one within it: they are taken again before others.
+        Null pages may lie between pages, so all are looked at, each once. An answer's, several for
+        each packed page, serve no hit but one within it: they are taken again before others.
         """
         spec = self.kv_cache_spec
         last = spec.fmt.first_recent(processed_computed_tokens) // self.block_size
