@@ -16,6 +16,8 @@ from typing import Any
 from charts import Axis, bars, heat_map, points
 from markers import replace_in, replace_part
 
+from quantmla.analysis.predictor import Point, with_own_gamma
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = Path(__file__).with_name("analysis.md")
@@ -78,10 +80,12 @@ def matched(found: Found) -> str:
 
 def predictor(found: Found) -> str:
     of = found["summary"]["gain"]
+    layers = [[Point.of(p) for p in layer["gain"]["points"]] for layer in found["layers"]]
+    own = [(with_own_gamma(layers, name), "its own") for name in MODELS if name != "full"]
     rows = []
-    for record, words in ((of, "fitted"), (of["published_gamma"], "published")):
-        for name, title in MODELS.items():
-            errors = record["models"][name]
+    for record, words in ((of, "fitted"), *own, (of["published_gamma"], "published")):
+        for name, errors in record["models"].items():
+            title = MODELS[name]
             rank = "-" if errors["spearman"] is None else f"{errors['spearman']:.3f}"
             rows.append(
                 [

@@ -10,19 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markers import replace_part
+from markers import replace_in, replace_part
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
+QUANTISERS = re.compile(r"quantisers_nano_(\d{8})\.json")
 NAME = re.compile(r"quality_nano_(\d{4})(\d{2})(\d{2})\.json")
 COLUMNS = ("bytes per token", "perplexity", "KL mean", "KL p99", "top-1", "recall")
 Row = Mapping[str, Any]
 
 
-def newest(folder: Path) -> Path | None:
+def newest(folder: Path, pattern: re.Pattern[str] = NAME) -> Path | None:
     """The result file with the latest date in its name."""
-    found = [p for p in folder.glob("quality_nano_*.json") if NAME.fullmatch(p.name)]
+    found = [p for p in folder.glob("*_nano_*.json") if pattern.fullmatch(p.name)]
     return max(found, key=lambda p: p.name, default=None)
 
 
@@ -67,6 +68,30 @@ def tables(rows: Sequence[Row]) -> list[str]:
     return parts
 
 
+def one_quantiser(path: Path) -> str:
+    """KL of every transform in our quantiser, and how the published method's compares with ours."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    of: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        kept = "protected" if row["protected"] else "unprotected"
+        of.setdefault(f"{row['format'].upper()}, {kept}", {})[row["transform"]] = row
+    names = list(dict.fromkeys(row["transform"] for row in rows))
+    heads = [
+        "KL mean in our quantiser",
+        *names,
+        "`paper` less `quantmla`",
+        "windows it is lower in",
+    ]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for title, found in of.items():
+        paper = found["paper"]
+        cells = [title, *(f"{found[name]['kl_mean']:.5f}" for name in names)]
+        cells += [f"{paper['kl_more_than_ours']:+.5f} ± {paper['standard_error']:.5f}"]
+        cells += [f"{paper['windows_below_ours']} of {paper['windows']} windows"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join((f"From `benchmarks/results/{path.name}`.\n", *lines))
+
+
 def render(folder: Path = RESULTS, readme: Path = README) -> str:
     """README as it should be."""
     path = newest(folder)
@@ -81,7 +106,9 @@ def render(folder: Path = RESULTS, readme: Path = README) -> str:
         f"`nano`, {'-'.join(match.groups())}, QuantMLA {versions['quantmla']}, {where}; "
         f"from `benchmarks/results/{path.name}`."
     )
-    return replace_part(readme, "results", "\n\n".join((source, *tables(data["rows"]))))
+    text = replace_part(readme, "results", "\n\n".join((source, *tables(data["rows"]))))
+    same = newest(folder, QUANTISERS)
+    return text if same is None else replace_in(text, "quantisers", one_quantiser(same))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from quantmla.analysis.predictor import PUBLISHED_GAMMA, Point, record
+from quantmla.analysis.predictor import PUBLISHED_GAMMA, Point, record, with_own_gamma
 
 
 def layer(index: int, gamma: float) -> list[Point]:
@@ -34,6 +34,16 @@ def test_what_the_judged_layers_do_differently_is_an_error_and_no_fit():
     found = record([layer(i, 0.5 if i % 2 == 0 else 0.8) for i in range(4)])
     assert found["gamma"] == pytest.approx(0.5)
     assert found["models"]["full"]["median_log_error"] == pytest.approx(0.3)
+
+
+def test_a_control_may_have_a_gamma_of_its_own():
+    layers = [layer(i, 0.5) for i in range(5)]
+    found = with_own_gamma(layers, "trace_only")
+    rest = [p.gain - p.trace for i in (0, 2, 4) for p in layers[i]]
+    assert found["gamma"] == pytest.approx(sum(rest) / 9)
+    misses = [abs(p.trace + found["gamma"] - p.gain) for i in (1, 3) for p in layers[i]]
+    assert found["models"]["trace_only"]["mean_log_error"] == pytest.approx(sum(misses) / 6)
+    assert found["points"] == 6
 
 
 def test_one_layer_leaves_nothing_to_judge_on():

@@ -47,6 +47,8 @@ REFUSED = [
     ("bench_context.py --work new", "no model at"),
     ("bench_quality.py --work new --windows 0", f"'0' {COUNT} 1"),
     ("bench_quality.py --work /proc/x", "output /proc/x cannot be written"),
+    ("bench_quantisers.py --work /proc/x", "output /proc/x cannot be written"),
+    ("bench_quantisers.py --work new --windows 0", f"'0' {COUNT} 1"),
     ("bench_quality.py --work new --out none/x.json", "is not a file in a folder that exists"),
     ("bench_tasks.py --work new --data none", "--data none is not a folder"),
     ("bench_tasks.py --work new --data . --needles nope", "unknown task 'nope'"),

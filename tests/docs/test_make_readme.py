@@ -53,6 +53,27 @@ def test_rows_of_the_newest_file_in_tables_by_format_and_protection(places):
     assert not [line for line in lines if "old" in line]
 
 
+def test_transforms_in_one_quantiser_are_a_line_for_each_format_and_protection(places):
+    folder, readme = places
+    (folder / "quality_nano_20260203.json").write_text(
+        json.dumps({"header": HEADER, "rows": [ROW]})
+    )
+    readme.write_text(
+        readme.read_text() + "<!-- quantisers: generated -->\n<!-- end of quantisers -->\n"
+    )
+    row = {"format": "c2r4", "protected": True, "windows": 16, "windows_below_ours": 15}
+    rows = [
+        row | {"transform": name, "kl_mean": kl, "kl_more_than_ours": kl - 0.01}
+        for name, kl in (("paper", 0.0075), ("quantmla", 0.01))
+    ]
+    found = {"rows": [each | {"standard_error": 0.0006} for each in rows]}
+    (folder / "quantisers_nano_20260204.json").write_text(json.dumps(found))
+    lines = make_readme.render(folder, readme).splitlines()
+    assert (
+        "| C2R4, protected | 0.00750 | 0.01000 | -0.00250 ± 0.00060 | 15 of 16 windows |" in lines
+    )
+
+
 def test_without_a_file_no_figure_is_claimed(places):
     folder, readme = places
     assert "No result file yet" in make_readme.render(folder, readme)

@@ -54,6 +54,18 @@ def record(layers: Sequence[Sequence[Point]]) -> dict[str, Any]:
     return {"gamma": gamma, **judged, "fitted_on": fitted_on, "judged_on": judged_on} | found
 
 
+def with_own_gamma(layers: Sequence[Sequence[Point]], name: str) -> dict[str, Any]:
+    """The record of one of MODELS with a gamma fitted to it, as a control may have."""
+    fitted_on = [p for layer in layers[::2] for p in layer]
+    gamma = fmean(p.gain - MODELS[name](p) for p in fitted_on)
+    judged_on = [p for layer in layers[1::2] for p in layer]
+    return {
+        "gamma": gamma,
+        "points": len(judged_on),
+        "models": {name: _errors(judged_on, MODELS[name], gamma)},
+    }
+
+
 def _judged(points: Sequence[Point], gamma: float) -> dict[str, Any]:
     return {
         "points": len(points),
