@@ -12,9 +12,8 @@ benchmarks/results/quantisers_nano_<yyyymmdd>.json.
 
 import argparse
 import json
-import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
@@ -29,7 +28,8 @@ from torch import Tensor
 from quantmla.arguments import new_or_old_file, positive, run_script
 from quantmla.capture.tokens import load_tokenizer
 from quantmla.doctor import versions
-from quantmla.evaluate.divergence import compare_logits, summarize
+from quantmla.errors import UsageError, require
+from quantmla.evaluate.divergence import compare_logits, error_of_mean, summarize
 from quantmla.evaluate.perplexity import default_text, token_windows
 from quantmla.evaluate.variant import Variant, logits
 from quantmla.evaluation import (
@@ -67,7 +67,7 @@ def measure(job: tuple[Path, bool, int]) -> list[Row]:
         for variant in variants:
             read = logits(base, variant, ids)[0, :-1]
             found[variant.name].append(compare_logits(plain, read, ids[0, 1:]))
-    kls = {name: torch.stack([m.kl_S.double().mean() for m in ms]) for name, ms in found.items()}
+    kls = {name: [m.kl_S.double() for m in measures] for name, measures in found.items()}
     return [
         {
             "transform": name,
@@ -75,20 +75,20 @@ def measure(job: tuple[Path, bool, int]) -> list[Row]:
             "protected": not unprotected,
             "windows": len(texts),
             "perplexity": summarize(measures).perplexity,
-            "kl_mean": float(kls[name].mean()),
+            "kl_mean": float(torch.cat(kls[name]).mean()),
             **paired(kls[name], kls[OURS]),
         }
         for name, measures in found.items()
     ]
 
 
-def paired(kl_W: Tensor, ours_W: Tensor) -> Row:
-    """How much more KL than ours has, by windows."""
-    more_W = kl_W - ours_W
+def paired(kls: Sequence[Tensor], ours: Sequence[Tensor]) -> Row:
+    """How much more KL than ours has; a tensor of tokens for each window."""
+    more = [one - other for one, other in zip(kls, ours, strict=True)]
     return {
-        "kl_more_than_ours": float(more_W.mean()),
-        "standard_error": float(more_W.std() / math.sqrt(len(more_W))),
-        "windows_below_ours": int((more_W < 0).sum()),
+        "kl_more_than_ours": float(torch.cat(more).mean()),
+        "standard_error": error_of_mean(more),
+        "windows_below_ours": sum(float(window.mean()) < 0 for window in more),
     }
 
 
@@ -103,6 +103,8 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> None:
     check_makeable(args.work, args.work)
+    words = f"--windows {args.windows}: paired errors need at least 2"
+    require(args.windows >= 2, words, UsageError)
     outs = {name: args.work / f"nano-{name}" for name in FORMATS}
     jobs = [
         (outs[name], unprotected, args.windows) for name in FORMATS for unprotected in (True, False)

@@ -87,7 +87,7 @@ def one_quantiser(path: Path) -> str:
         paper = found["paper"]
         cells = [title, *(f"{found[name]['kl_mean']:.5f}" for name in names)]
         cells += [f"{paper['kl_more_than_ours']:+.5f} ± {paper['standard_error']:.5f}"]
-        cells += [f"{paper['windows_below_ours']} of {paper['windows']} windows"]
+        cells += [f"{paper['windows_below_ours']} of {paper['windows']}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join((f"From `benchmarks/results/{path.name}`.\n", *lines))
 

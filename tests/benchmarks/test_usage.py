@@ -49,6 +49,7 @@ REFUSED = [
     ("bench_quality.py --work /proc/x", "output /proc/x cannot be written"),
     ("bench_quantisers.py --work /proc/x", "output /proc/x cannot be written"),
     ("bench_quantisers.py --work new --windows 0", f"'0' {COUNT} 1"),
+    ("bench_quantisers.py --work new --windows 1", "--windows 1: paired errors need at least 2"),
     ("bench_quality.py --work new --out none/x.json", "is not a file in a folder that exists"),
     ("bench_tasks.py --work new --data none", "--data none is not a folder"),
     ("bench_tasks.py --work new --data . --needles nope", "unknown task 'nope'"),

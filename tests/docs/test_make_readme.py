@@ -69,9 +69,7 @@ def test_transforms_in_one_quantiser_are_a_line_for_each_format_and_protection(p
     found = {"rows": [each | {"standard_error": 0.0006} for each in rows]}
     (folder / "quantisers_nano_20260204.json").write_text(json.dumps(found))
     lines = make_readme.render(folder, readme).splitlines()
-    assert (
-        "| C2R4, protected | 0.00750 | 0.01000 | -0.00250 ± 0.00060 | 15 of 16 windows |" in lines
-    )
+    assert "| C2R4, protected | 0.00750 | 0.01000 | -0.00250 ± 0.00060 | 15 of 16 |" in lines
 
 
 def test_without_a_file_no_figure_is_claimed(places):

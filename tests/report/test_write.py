@@ -7,6 +7,7 @@ from report_samples import evaluated, write_run
 
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UsageError
+from quantmla.report.collect import SCHEMA
 from quantmla.report.page import page
 from quantmla.report.write import write_report
 
@@ -55,6 +56,16 @@ def test_a_comparison_does_not_claim_to_replace_a_card(tmp_path):
     with pytest.raises(UsageError, match=r"summary\.md would be replaced") as refused:
         write_report(runs, str(tmp_path / "report.html"), overwrite=False)
     assert "model_card" not in str(refused.value)
+
+
+@pytest.mark.parametrize("runs", [[], {}, [5], [{"files": [{}]}], [{}, {}], None])
+def test_numbers_that_are_no_whole_report_s_say_nothing_of_a_card(runs, tmp_path):
+    run = str(write_run(tmp_path / "run"))
+    earlier = {"schema": SCHEMA} if runs is None else {"schema": SCHEMA, "runs": runs}
+    (tmp_path / "report.json").write_text(json.dumps(earlier))
+    (tmp_path / "model_card.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"model_card\.md would be replaced"):
+        write_report([run], str(tmp_path / "report.html"), overwrite=False)
 
 
 def test_a_card_that_no_report_wrote_is_not_replaced(tmp_path):

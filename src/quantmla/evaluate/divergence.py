@@ -62,7 +62,8 @@ def compare_logits(baseline_SU: Tensor, measured_SU: Tensor, labels_S: Tensor) -
     return TokenMeasures(nll, kl, same)
 
 
-def _error_of_mean(values: Sequence[Tensor]) -> float | None:
+def error_of_mean(values: Sequence[Tensor]) -> float | None:
+    """Standard error of the mean over sequences, a tensor of tokens each; None for a single one."""
     if len(values) < 2:
         return None
     means = torch.stack([v.double().mean() for v in values])
@@ -82,9 +83,9 @@ def summarize(sequences: Sequence[TokenMeasures]) -> Divergence:
         tokens=len(nll),
         perplexity=math.exp(nll_mean),
         nll_mean=nll_mean,
-        nll_error=_error_of_mean([s.nll_S for s in sequences]),
+        nll_error=error_of_mean([s.nll_S for s in sequences]),
         kl_mean=float(ordered.mean()),
-        kl_error=_error_of_mean([s.kl_S for s in sequences]),
+        kl_error=error_of_mean([s.kl_S for s in sequences]),
         kl_p50=quantile(0.5),
         kl_p99=quantile(0.99),
         kl_max=float(ordered[-1]),

@@ -72,8 +72,7 @@ def _paths(output: Path, overwrite: bool, *, with_card: bool) -> dict[str, Path]
 
 def _written_with(numbers: Path) -> set[str]:
     """The files of the earlier report that has these numbers; none where they are no report's."""
-    if not holds(numbers, lambda data: data["schema"] == SCHEMA and bool(data["runs"][0]["files"])):
+    if not holds(numbers, lambda data: data["schema"] == SCHEMA):
         return set()
-    runs = json.loads(numbers.read_text(encoding="utf-8"))["runs"]
-    with_card = len(runs) == 1 and _has_checkpoint(runs[0])
-    return {"page", "numbers", "summary"} | ({"card"} if with_card else set())
+    single = holds(numbers, lambda data: len(data["runs"]) == 1 and _has_checkpoint(*data["runs"]))
+    return {"page", "numbers", "summary"} | ({"card"} if single else set())
