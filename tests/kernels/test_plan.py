@@ -50,6 +50,46 @@ def test_a_plan_reads_lengths_as_they_are() -> None:
     assert torch.equal(after.out_BSNR, reference.decode(query, view).out_BSNR)
 
 
+def test_a_decode_writes_to_what_it_is_given() -> None:
+    (query, view), *_ = layers(1)
+    wanted = api.decode(query, view)
+    plan = api.plan_decode(query, view)
+    room = torch.full((4, *query.latent_BSNR.shape[1:]), torch.nan, dtype=torch.bfloat16)
+    part = plan.run(query, *pools(view), room[1:3])
+    assert part.out_BSNR.data_ptr() == room[1:3].data_ptr()
+    assert torch.equal(room[1:3], wanted.out_BSNR)
+    assert torch.equal(part.lse_BSN, wanted.lse_BSN)
+    assert room[::3].isnan().all()
+
+
+def test_a_decode_of_no_sequences_gives_back_what_it_is_given() -> None:
+    (query, view), *_ = layers(1)
+    tables = ("block_table_BJ", "lengths_B", "window_table_BW", "sink_pages_B")
+    view = replace(view, **{table: getattr(view, table)[:0] for table in tables})
+    query = query._replace(latent_BSNR=query.latent_BSNR[:0], rope_BSNE=query.rope_BSNE[:0])
+    out = torch.empty_like(query.latent_BSNR)
+    plan = api.plan_decode(query, view)
+    assert plan.run(query, *pools(view), out).out_BSNR is out
+
+
+BAD_OUT = [
+    (lambda x: x[:1], r"out_BSNR has shape \[1, 1, 3, 128\], not \[2, 1, 3, 128\]"),
+    (lambda x: x.float(), "out_BSNR is torch.float32, not torch.bfloat16"),
+    (lambda x: x.to("meta"), "out_BSNR is on meta"),
+    (lambda x: x.repeat(1, 1, 1, 2)[..., ::2], "out_BSNR has stride 2 in its last dimension"),
+    (lambda x: x.repeat(1, 1, 2, 1)[:, :, :3], r"out_BSNR has strides .*: it must be contiguous"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_OUT)
+def test_an_output_that_cannot_be_written_is_refused(change, message, monkeypatch) -> None:
+    (query, view), *_ = layers(1)
+    plan = api.plan_decode(query, view)
+    monkeypatch.setattr(reference, "attend", lambda *_: pytest.fail("it was launched"))
+    with pytest.raises(UsageError, match=message):
+        plan.run(query, *pools(view), change(torch.empty_like(query.latent_BSNR)))
+
+
 def test_append_and_gather_plans_serve_all_layers() -> None:
     generator = torch.Generator().manual_seed(1)
     view = keep_all_rows(empty_cache(CASE, generator))

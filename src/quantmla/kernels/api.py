@@ -3,7 +3,7 @@
 A backend is a module with four functions:
 
     why_not(problem) -> str | None          None: it can; else the reason, as the end of a sentence
-    plan_decode(query, view, num_splits) -> Callable[[DecodeQuery, pages, window_pages], Partial]
+    plan_decode(query, view, num_splits) -> plan.DecodeLaunch
     plan_append(rows, tokens, view) -> Callable[[Rows, pages, window_pages], None]
     plan_gather(tokens, view, out_TC) -> Callable[[out_TC, pages, window_pages], None]
 

@@ -3,7 +3,7 @@
 The layers of a step have the same tables, lengths, shapes and strides. A plan is checked, its
 backend chosen and what does not change prepared once; a run compares a few facts and launches. The
 view and the tokens live as long as the plan, and a run reads what they hold then. Queries and rows
-are not kept, and what a run returns is its own.
+are not kept, and what a run returns is its own, or lies where it was told to write.
 
 A plan serves one thread at a time. It holds no scratch memory, so it does not matter whether it is
 made or run while a CUDA graph is being captured.
@@ -11,14 +11,21 @@ made or run while a CUDA graph is being captured.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.errors import UsageError, require
-from quantmla.kernels.problem import ROW_ALIGNMENT, DecodeQuery, Rows, Tokens, is_aligned
+from quantmla.kernels.problem import (
+    ROW_ALIGNMENT,
+    DecodeQuery,
+    Rows,
+    Tokens,
+    check_out,
+    is_aligned,
+)
 from quantmla.mla.partial import Partial
 from quantmla.quant.layout import ALIGNMENT
 
@@ -81,24 +88,51 @@ def require_fit(planned: Likes, tensors: tuple[Tensor, ...]) -> None:
         )
 
 
+class DecodeLaunch(Protocol):
+    """A backend's decode. It writes every row of `out_BSNR`, or of a new tensor where that is None.
+
+    What is given has the query's shape and dtype, is dense, and lies apart from all that is read.
+    """
+
+    def __call__(
+        self,
+        query: DecodeQuery,
+        pages_JY: Tensor,
+        window_pages_JMC: Tensor,
+        out_BSNR: Tensor | None = None,
+        /,
+    ) -> Partial: ...
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """`api.decode` for queries and pools like those that it was made with.
 
-    `launch` is a run without the comparison, for a caller that has asked `takes`.
+    `launch` is a run without the comparison, for a caller that has asked `takes`, and whose output,
+    if it gives one, passes `problem.check_out`.
     """
 
     likes: Likes
     softmax_scale: float
-    launch: Callable[[DecodeQuery, Tensor, Tensor], Partial]
+    launch: DecodeLaunch
 
     def takes(self, query: DecodeQuery, pages_JY: Tensor, window_pages_JMC: Tensor) -> bool:
         latent, rope, scale = query
         tensors = (latent, rope, pages_JY, window_pages_JMC)
         return scale == self.softmax_scale and fits(self.likes, tensors)
 
-    def run(self, query: DecodeQuery, pages_JY: Tensor, window_pages_JMC: Tensor) -> Partial:
-        """New tensors, as `api.decode` gives. UsageError where something is not as planned."""
+    def run(
+        self,
+        query: DecodeQuery,
+        pages_JY: Tensor,
+        window_pages_JMC: Tensor,
+        out_BSNR: Tensor | None = None,
+    ) -> Partial:
+        """As `api.decode`: new tensors, but for the output where `out_BSNR` is given.
+
+        That is contiguous and has the query's shape, dtype and device; it is written and returned.
+        UsageError where something is not as planned; then nothing is written.
+        """
         latent, rope, scale = query
         require_fit(self.likes, (latent, rope, pages_JY, window_pages_JMC))
         require(
@@ -106,7 +140,9 @@ class DecodePlan:
             f"softmax_scale is {scale}, the plan is for {self.softmax_scale}",
             UsageError,
         )
-        return self.launch(query, pages_JY, window_pages_JMC)
+        if out_BSNR is not None:
+            check_out(out_BSNR, query)
+        return self.launch(query, pages_JY, window_pages_JMC, out_BSNR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +177,22 @@ class GatherPlan:
         self.launch(out_TC, pages_JY, window_pages_JMC)
 
 
-PlanDecode = Callable[
-    [DecodeQuery, CacheView, int | None], Callable[[DecodeQuery, Tensor, Tensor], Partial]
-]
+PlanDecode = Callable[[DecodeQuery, CacheView, int | None], DecodeLaunch]
 PlanAppend = Callable[[Rows, Tokens, CacheView], Callable[[Rows, Tensor, Tensor], None]]
 PlanGather = Callable[[Tokens, CacheView, Tensor], Callable[[Tensor, Tensor, Tensor], None]]
 
 
 def unprepared(
-    decode: Callable[[DecodeQuery, CacheView, int | None], Partial],
+    decode: Callable[[DecodeQuery, CacheView, int | None, Tensor | None], Partial],
     append: Callable[[Rows, Tokens, CacheView], None],
     gather: Callable[[Tokens, CacheView, Tensor], None],
 ) -> tuple[PlanDecode, PlanAppend, PlanGather]:
     """`plan_decode`, `plan_append` and `plan_gather` of a backend that prepares nothing."""
     return (
         lambda _, view, num_splits: (
-            lambda query, *pools: decode(query, view.with_pools(*pools), num_splits)
+            lambda query, pages, window_pages, out=None: decode(
+                query, view.with_pools(pages, window_pages), num_splits, out
+            )
         ),
         lambda _, tokens, view: lambda rows, *pools: append(rows, tokens, view.with_pools(*pools)),
         lambda tokens, view, _: (

@@ -198,6 +198,19 @@ def decode_problem(query: DecodeQuery, view: CacheView) -> Problem:
     return _problem("decode", q.dtype, view, heads, query_len)
 
 
+def check_out(out_BSNR: Tensor, query: DecodeQuery) -> None:
+    """Refuses what a decode's output cannot be written to: all backends write dense rows."""
+    q = query.latent_BSNR
+    _check_tensor("out_BSNR", out_BSNR, q.dtype, tuple(q.shape), q)
+    require(
+        out_BSNR.is_contiguous(),
+        f"out_BSNR has strides {list(out_BSNR.stride())}: it must be contiguous",
+        UsageError,
+    )
+    if out_BSNR.is_cuda:
+        _check_alignment("out_BSNR", out_BSNR, ROW_ALIGNMENT)
+
+
 def _check_tokens(tokens: Tokens, num_rows: int, view: CacheView) -> None:
     for name, x in zip(tokens._fields, tokens, strict=True):
         _check_tensor(name, x, torch.int32, (num_rows,), view.pages_JY)

@@ -48,7 +48,12 @@ def read_rows(tokens: Tokens, view: CacheView) -> Tensor:
     return rows
 
 
-def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
+def decode(
+    query: DecodeQuery,
+    view: CacheView,
+    num_splits: int | None = None,
+    out_BSNR: Tensor | None = None,
+) -> Partial:
     """One sequence after the other; `num_splits` changes nothing here."""
     del num_splits
     dtype = torch.promote_types(query.latent_BSNR.dtype, torch.float32)
@@ -65,8 +70,10 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
         lses.append(part.lse_BSN)
     if not outs:  # of no sequences
         empty_BSN = q_BSNC[..., 0].float()
-        return Partial(torch.empty_like(query.latent_BSNR), empty_BSN)
-    return Partial(torch.cat(outs).to(query.latent_BSNR.dtype), torch.cat(lses))
+        new = torch.empty_like(query.latent_BSNR)
+        return Partial(new if out_BSNR is None else out_BSNR, empty_BSN)
+    new = torch.cat(outs).to(query.latent_BSNR.dtype)
+    return Partial(new if out_BSNR is None else out_BSNR.copy_(new), torch.cat(lses))
 
 
 def append(rows: Rows, tokens: Tokens, view: CacheView) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from quantmla.cache.view import CacheView
 from quantmla.kernels.cuda.arguments import DecodeArguments
@@ -68,10 +69,14 @@ def emulate(
 
 
 def run_emulated(
-    kernels: ctypes.CDLL, arguments: DecodeArguments, query: DecodeQuery, view: CacheView
+    kernels: ctypes.CDLL,
+    arguments: DecodeArguments,
+    query: DecodeQuery,
+    view: CacheView,
+    out_BSNR: Tensor | None = None,
 ) -> Partial:
     """With what the host has prepared; buffers are poisoned first."""
-    buffers = arguments.fill(query, view.pages_JY, view.window_pages_JMC)
+    buffers = arguments.fill(query, view.pages_JY, view.window_pages_JMC, out_BSNR)
     for x in (buffers.scratch, buffers.out_BSNR, buffers.lse_BSN):
         x.view(torch.uint8).fill_(255)
     kernels.run_decode(ctypes.byref(arguments.struct), 4)

@@ -151,6 +151,23 @@ def test_what_a_run_gives_is_its_own():
     assert len(addresses) == 6
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("variant", "rows"), [(NARROW, (1, 5)), (WIDEST, (2, 20))])
+def test_an_output_that_is_given_is_written(tmp_path_factory, variant, rows, splits):
+    """With parts and without, one row after those of other calls; nothing around it is touched."""
+    kernels = library(tmp_path_factory, C4, variant)
+    query, view = random_case([150, 0, 500], rows, C4, seed=3)
+    wanted = emulate(kernels, variant.columns, query, view, splits)
+    shape = query.latent_BSNR.shape
+    room = torch.full((2 + shape.numel() // RANK, RANK), 7.0, dtype=torch.bfloat16)
+    arguments = DecodeArguments(query, view, splits, 4, variant.columns)
+    part = run_emulated(kernels, arguments, query, view, room[1:-1].view(shape))
+    assert part.out_BSNR.data_ptr() == room[1:].data_ptr()
+    assert torch.equal(room[1:-1].view(shape), wanted.out_BSNR)
+    assert torch.equal(part.lse_BSN, wanted.lse_BSN)
+    assert (room[[0, -1]] == 7).all()
+
+
 def test_a_wrong_weight_is_seen(tmp_path_factory):
     """One token in 64 has a scale that is 30 % off: the comparison above must fail."""
     kernels = library(tmp_path_factory, C4, NARROW)

@@ -106,8 +106,12 @@ def test_a_decode_plan_serves_all_layers(gpu, monkeypatch, tmp_path_factory):
         part, wanted = run(q, v.pages_JY, v.window_pages_JMC), emulate(emulated, 16, q, v)
         assert torch.equal(part.out_BSNR, wanted.out_BSNR)
         assert torch.equal(part.lse_BSN, wanted.lse_BSN)
-    assert [found[0] for found in maps] == [x.pages_JY.data_ptr() for x in (view, moved)]
-    assert [attributes for *_, attributes in gpu.launches] == [[SERIALIZED]] * 4
+        given = torch.full_like(part.out_BSNR, torch.nan)
+        assert run(q, v.pages_JY, v.window_pages_JMC, given).out_BSNR is given
+        assert torch.equal(given, wanted.out_BSNR)
+    addresses = [found[0] for found in maps]
+    assert addresses == [x.pages_JY.data_ptr() for x in (view, moved) for _ in range(2)]
+    assert [attributes for *_, attributes in gpu.launches] == [[SERIALIZED]] * 8
 
 
 def test_append_and_gather_plans_serve_all_layers(gpu, monkeypatch, emulated_rows):

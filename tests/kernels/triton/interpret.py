@@ -84,8 +84,8 @@ def gather(case: Case) -> None:
 def plans(case: Case) -> None:
     """One plan of each operation for two layers: the bits of each layer's own launches."""
     backend._device = lambda _: Device(4, 227 << 10)
-    launches.decode_launches = lambda query, view, plan, _: decode_launches(
-        query, view, plan, (False, False)
+    launches.decode_launches = lambda query, view, plan, _, out: decode_launches(
+        query, view, plan, (False, False), out
     )
     generator = torch.Generator().manual_seed(9)
     empty, tokens = empty_cache(case, generator), all_tokens(case.lengths)
@@ -116,6 +116,12 @@ def plans(case: Case) -> None:
         part = decode_run(queries[layer], *mine)
         for got, want in zip(part, backend.decode(queries[layer], view), strict=True):
             assert torch.equal(got, want), "attention differs"
+        room = torch.full((4, *shape[1:], case.rank), 7.0, dtype=torch.bfloat16)
+        given = decode_run(queries[layer], *mine, room[1:3])
+        assert given.out_BSNR.data_ptr() == room[1:3].data_ptr(), "the output lies elsewhere"
+        assert torch.equal(room[1:3], part.out_BSNR), "what was written differs"
+        assert torch.equal(given.lse_BSN, part.lse_BSN), "its LSE differs"
+        assert (room[::3] == 7).all(), "more was written"
     launches.decode_launches = decode_launches
     print("plans", case.name)
 

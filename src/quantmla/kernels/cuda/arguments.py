@@ -114,7 +114,13 @@ class DecodeArguments:
         for name, x in self.tables.items():
             setattr(self.struct, name, None if x is None else x.data_ptr())
 
-    def fill(self, query: DecodeQuery, pages_JY: Tensor, window_pages_JMC: Tensor) -> Buffers:
+    def fill(
+        self,
+        query: DecodeQuery,
+        pages_JY: Tensor,
+        window_pages_JMC: Tensor,
+        out_BSNR: Tensor | None = None,
+    ) -> Buffers:
         """Sets the addresses that were left out; the buffers must live until the launches."""
         latent, rope, _ = query
         if self.copied[0]:
@@ -122,11 +128,13 @@ class DecodeArguments:
         if self.copied[1]:
             rope = rope.clone(memory_format=torch.contiguous_format)
         device, shape = latent.device, self.shape
+        if out_BSNR is None:
+            out_BSNR = torch.empty(shape, dtype=self.dtype, device=device)
         buffers = Buffers(
             latent,
             rope,
             torch.empty(self.parts.size, dtype=torch.uint8, device=device),
-            torch.empty(shape, dtype=self.dtype, device=device),
+            out_BSNR,
             torch.empty(shape[:3], dtype=torch.float32, device=device),
         )
         struct, start = self.struct, buffers.scratch.data_ptr()

@@ -90,8 +90,15 @@ class DecodeRun:
         self.parameters = (ctypes.c_void_p * 2)(ctypes.addressof(struct))
         self.row_bytes = view.layout.content_row_bytes
 
-    def __call__(self, query: DecodeQuery, pages_JY: Tensor, window_pages_JMC: Tensor) -> Partial:
-        buffers = self.arguments.fill(query, pages_JY, window_pages_JMC)
+    def __call__(
+        self,
+        query: DecodeQuery,
+        pages_JY: Tensor,
+        window_pages_JMC: Tensor,
+        out_BSNR: Tensor | None = None,
+        /,
+    ) -> Partial:
+        buffers = self.arguments.fill(query, pages_JY, window_pages_JMC, out_BSNR)
         device = pages_JY.device
         with on(device):
             address, count = pages_JY.data_ptr(), pages_JY.shape[0]

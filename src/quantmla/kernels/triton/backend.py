@@ -57,7 +57,12 @@ def _device(device: torch.device) -> Device:
     return Device(properties.multi_processor_count, shared)
 
 
-def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -> Partial:
+def decode(
+    query: DecodeQuery,
+    view: CacheView,
+    num_splits: int | None = None,
+    out_BSNR: Tensor | None = None,
+) -> Partial:
     """Two launches: all splits of all sequences, then their combination."""
     from quantmla.kernels.triton.launches import decode_launches
 
@@ -65,7 +70,8 @@ def decode(query: DecodeQuery, view: CacheView, num_splits: int | None = None) -
     batch, query_len, heads, _ = query.latent_BSNR.shape
     max_pages = view.block_table_BJ.shape[1]
     plan = schedule(batch, query_len * heads, max_pages, _device(device), num_splits)
-    launches, result = decode_launches(query, view, plan, (True, torch.version.hip is None))
+    target = True, torch.version.hip is None
+    launches, result = decode_launches(query, view, plan, target, out_BSNR)
     for launch in launches:
         launch.run()
     return result

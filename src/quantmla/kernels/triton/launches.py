@@ -54,7 +54,11 @@ def _lengths(view: CacheView) -> dict[str, object]:
 
 
 def decode_launches(
-    query: DecodeQuery, view: CacheView, plan: Schedule, target: tuple[bool, bool]
+    query: DecodeQuery,
+    view: CacheView,
+    plan: Schedule,
+    target: tuple[bool, bool],
+    out_BSNR: Tensor | None = None,
 ) -> tuple[list[Launch], Partial]:
     """Two launches and what they fill. `target`: compiled (not interpreted), and for NVIDIA."""
     compiled, nvidia = target
@@ -63,7 +67,7 @@ def decode_launches(
     num_rows, all_splits = query_len * heads, plan.num_splits + plan.window_splits
     partial_out = torch.empty(batch, all_splits, num_rows, rank, device=q.device)
     partial_lse = torch.empty(batch, all_splits, num_rows, device=q.device)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out_BSNR is None else out_BSNR
     lse = torch.empty(q.shape[:3], device=q.device)
     shape = page_shape(view)
     partials = {"partial_out": partial_out, "partial_lse": partial_lse}
