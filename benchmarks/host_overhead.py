@@ -69,7 +69,6 @@ def stub_gpu() -> list[int]:
     torch._C._cuda_getCurrentRawStream = lambda _: 7
     # a CPU's allocator takes large pieces, as the scratch memory of 132 would be, from the system
     backend.multiprocessors = rows.multiprocessors = lambda _: 8
-    torch.cat = lambda parts: parts[0]  # a copy that a GPU makes
     launch.cubin = lambda _: b""
     launch.load = lambda _, shared, device: launch.Kernels(None, function(), function(), shared)
     rows._load = lambda *_: rows.Loaded(None, function())
@@ -111,7 +110,7 @@ def step_metadata(layers: list[Any]) -> dict[str, Any]:
         num_decodes=batch,
         num_decode_tokens=count,
         num_reqs=batch + 1,
-        calls=(calls, None),
+        calls=calls,
         context_lengths=ints[3, :1],
         context=[ContextChunk(tokens, workspace, None)] * 2,
         prefill=None,

@@ -108,7 +108,7 @@ def test_equal_chunks_are_no_uniform_decodes(engine):
 
     builder = engine(drafts=3).builders[0]
     metadata = builder.build(0, common([40, 40]))
-    assert [call.batch for call in metadata.calls.calls] == [2]
+    assert [call.batch for call in metadata.calls] == [2]
     assert not GPUModelRunner._is_uniform_decode(40, 4, 80, 2)
     assert get_uniform_token_count(2, 80, 40) not in (1, 4)
 
@@ -118,8 +118,8 @@ def test_many_chunks_are_divided(engine, monkeypatch):
 
     monkeypatch.setattr(module, "CALL_ROWS", 2 * 128)  # two heads, 128 queries
     calls = engine(chunk=512).builders[0].build(0, common([1, 1, 64, 64, 64, 64, 64])).calls
-    assert [call.batch for call in calls.calls] == [2, 2, 2, 1]
-    assert calls.query_T is None
+    assert [call.batch for call in calls] == [2, 2, 2, 1]
+    assert all(call.places is None for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_longer_chunks_are_divided_where_one_has_a_context(engine):
         step.seq_lens.copy_(step.seq_lens_cpu_upper_bound)
         metadata = builder.build(0, step)
         assert builder.reorder_batch_threshold == 191
-        calls = () if metadata.calls is None else metadata.calls.calls
+        calls = metadata.calls or ()
         return metadata.num_decodes, [call.batch for call in calls]
 
     assert decodes([1, 64, 65, 192], [5, 0, 0, 9]) == (2, [1, 1])
@@ -164,4 +164,4 @@ def test_a_remainder_takes_no_prompts_along(engine):
     step = common(lengths, torch.tensor(context, dtype=torch.int32))
     metadata = builder.build(0, step)
     assert metadata.num_prefills == 42
-    assert [call.batch for call in metadata.calls.calls] == [30, 2]
+    assert [call.batch for call in metadata.calls] == [30, 2]

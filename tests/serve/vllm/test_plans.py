@@ -75,7 +75,7 @@ def test_layers_share_plans_and_heads_do_not(engine, made):
     for _ in range(2):
         e.step()
     assert made["gather"]
-    calls = len(e.steps[-1][0][0].calls.calls)
+    calls = len(e.steps[-1][0][0].calls)
     chunks = len(e.steps[-1][0][0].context)
     assert chunks
     made.update(dict.fromkeys(OPERATIONS, 0))
@@ -96,7 +96,7 @@ def test_every_step_plans_anew(engine, made):
     made.update(dict.fromkeys(OPERATIONS, 0))  # some were made at start
     e.run()
     packed = [metadata[0] for metadata, _ in e.steps]
-    decodes = sum(len(m.calls.calls) if m.calls else m.num_decodes > 0 for m in packed)
+    decodes = sum(len(m.calls) if m.calls else m.num_decodes > 0 for m in packed)
     chunks = sum(len(m.context) for m in packed)
     assert made == {"decode": decodes, "append": len(packed), "gather": chunks}
     assert len({id(m.plans) for m in packed}) == len(packed)

@@ -24,7 +24,7 @@ def shapes(metadata) -> list[tuple[int, int]]:
         count = packed.num_decodes
         return [(count, packed.num_decode_tokens // count)] if count else []
     rows = torch.arange(packed.num_decode_tokens)
-    return [(c.batch, len(rows[c.rows]) // c.batch) for c in packed.calls.calls]
+    return [(c.batch, len(rows[c.rows]) // c.batch) for c in packed.calls]
 
 
 @RUNNERS
@@ -83,7 +83,7 @@ def test_pieces_beside_decodes_drafts_and_prompts(engine, runner):
     e.pool.add("long", prompt(500, 9), 5)
     e.run()
     divided = [m[0] for m, n in e.steps if m[0].calls and any(N < x <= LONGEST for x in n)]
-    assert any(call.after is not None for m in divided for call in m.calls.calls)
+    assert any(call.after is not None for m in divided for call in m.calls)
 
 
 def test_without_context_they_are_prompts(engine):

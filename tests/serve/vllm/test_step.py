@@ -35,43 +35,56 @@ def test_rows_without_a_slot_belong_to_no_sequence():
 
 
 def test_queries_of_different_lengths_end_together():
-    plan = plan_calls(ints(0, 1, 4, 6), decode_length=3, most=0, piece=64)
-    ((call,), query) = plan
+    (call,) = plan_calls(ints(0, 1, 4, 6), decode_length=3, most=0, piece=64)
     assert call.sequences == slice(0, 3)
     assert call.rows.view(3, 3).tolist() == [[0, 0, 0], [1, 2, 3], [4, 4, 5]]
-    assert query.tolist() == [2, 3, 4, 5, 7, 8]
-    assert call.rows[query].tolist() == [0, 1, 2, 3, 4, 5]
+    assert call.places.view(3, 3).tolist() == [[6, 6, 0], [1, 2, 3], [6, 4, 5]]
 
 
 def test_decodes_are_not_padded_to_a_chunk():
-    """Nor copied: both calls read the engine's own tables, and their results follow one another."""
+    """Nor copied: both calls read the engine's own tables; their results lie as their rows do."""
     assert plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64, piece=64) == (
-        ((slice(0, 3), slice(0, 3), 3, None), (slice(3, 4), slice(3, 23), 1, None)),
-        None,
+        (slice(0, 3), slice(0, 3), 3, None, None),
+        (slice(3, 4), slice(3, 23), 1, None, None),
     )
 
 
 def test_chunks_between_decodes_are_found():
     """As vLLM's first runner orders a request that resumes with a few tokens."""
-    calls, query = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64, piece=64)
+    calls = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64, piece=64)
     assert [call.sequences.tolist() for call in calls[:1]] == [[0, 2, 3]]
     assert calls[0].rows.tolist() == [0, 21, 22]
     assert calls[1].sequences.tolist() == [1, 4]
     assert calls[1].rows.tolist() == [*range(1, 21), *[23] * 11, *range(24, 33)]
-    assert query.tolist() == [0, *range(3, 23), 1, 2, *range(33, 43)]
+    assert calls[0].places is calls[0].rows
+    assert calls[1].places.tolist() == [*range(1, 21), *[33] * 10, *range(23, 33)]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_plan_goes_to_the_device_as_it_is(device):
     plan = plan_calls(ints(0, 1, 21, 22, 23, 33), decode_length=1, most=64, piece=64)
-    calls, query = plan.to(torch.device(device))
-    assert query.device.type == device
-    assert torch.equal(query.cpu(), plan.query_T)
-    for moved, call in zip(calls, plan.calls, strict=True):
+    for call in plan:
+        moved = call.to(torch.device(device))
+        assert moved.places.device.type == device
         assert torch.equal(moved.sequences.cpu(), call.sequences)
         assert torch.equal(moved.rows.cpu(), call.rows)
+        assert torch.equal(moved.places.cpu(), call.places)
+        assert (moved.places is moved.rows) == (call.places is call.rows)  # copied once
     slices = plan_calls(ints(0, 1, 2, 3, 23), decode_length=1, most=64, piece=64)
-    assert slices.to(torch.device(device)) == slices
+    assert tuple(call.to(torch.device(device)) for call in slices) == slices
+
+
+def places_of(calls, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Of every call's rows in the result; -1 for what is made up, which is only before own ones."""
+    found = []
+    for call in calls:
+        read = rows[call.rows]
+        place = read if call.places is None else call.places
+        own = place < len(rows)
+        assert (place[~own] == len(rows)).all()
+        assert torch.equal(place[own], read[own])
+        found.append(torch.where(own, place, -1))
+    return found
 
 
 def test_calls_do_not_grow_with_their_padding():
@@ -89,16 +102,20 @@ def test_every_query_is_read_once_in_any_order(decode_length):
         lengths = torch.randint(1, 65, (20,), generator=generator, dtype=torch.int32)
         lengths[torch.rand(20, generator=generator) < 0.5] = 1
         bounds = torch.cat((ints(0), lengths.cumsum(0, dtype=torch.int32)))
-        calls, query = plan_calls(bounds, decode_length, most, 64)
+        calls = plan_calls(bounds, decode_length, most, 64)
         rows, sequences = torch.arange(int(bounds[-1])), torch.arange(20)
-        read = torch.cat([rows[call.rows] for call in calls])
-        assert torch.equal(read if query is None else read[query], rows)
+        places = torch.cat(places_of(calls, rows))
+        assert torch.equal(places[places >= 0].sort().values, rows)
         seen = [sequences[call.sequences] for call in calls]
         assert sorted(torch.cat(seen).tolist()) == list(range(20))
         for call, chosen in zip(calls, seen, strict=True):
             last = rows[call.rows].view(call.batch, -1)[:, -1]
             assert torch.equal(last, bounds[1:][chosen] - 1)
             longest = lengths[chosen].max()
+            if call.places is not None:  # a sequence's own rows are the last ones
+                own = call.places.view(call.batch, -1) < len(rows)
+                assert torch.equal(own.sum(1), lengths[chosen])
+                assert torch.equal(own.int().diff(dim=1).clamp(min=0).sum(1), 1 - own[:, 0].int())
             assert longest <= decode_length or len(chosen) == 1 or len(chosen) * longest <= most
             assert longest <= decode_length or (lengths[chosen] > decode_length).all()
 
@@ -190,10 +207,10 @@ def test_pieces_cover_every_row_once(piece):
     generator = torch.Generator().manual_seed(6)
     lengths = torch.randint(1, 200, (12,), generator=generator, dtype=torch.int32)
     bounds = torch.cat((ints(0), lengths.cumsum(0, dtype=torch.int32)))
-    calls, query = plan_calls(bounds, 1, 500, piece)
+    calls = plan_calls(bounds, 1, 500, piece)
     rows, sequences = torch.arange(int(bounds[-1])), torch.arange(12)
-    read = torch.cat([rows[call.rows] for call in calls])
-    assert torch.equal(read if query is None else read[query], rows)
+    places = torch.cat(places_of(calls, rows))
+    assert torch.equal(places[places >= 0].sort().values, rows)
     for call in calls:
         last = rows[call.rows].view(call.batch, -1)[:, -1]
         after = 0 if call.after is None else call.after

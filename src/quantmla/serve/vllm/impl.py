@@ -126,6 +126,9 @@ class QuantMLAImpl(MLACommonImpl):
 
         All queries of a sequence, or of a piece of it, read packed what the last of them does: a
         token that is packed as this step ends is read packed up to S - 1 tokens early.
+
+        Returns [T, N, R] and no LSE. Calls of a mixed step write to one tensor of all its rows: the
+        kernel does where a call's rows lie side by side there, else what it gives is copied.
         """
         step = self._step()
         assert step is not None
@@ -134,17 +137,27 @@ class QuantMLAImpl(MLACommonImpl):
         if attn_metadata.calls is None:
             call = Call(slice(batch), slice(attn_metadata.num_decode_tokens), batch)
             return self._decode(q, kv_c_and_k_pe_cache, step, 0, call), None
-        calls, query_T = attn_metadata.calls
-        parts = [
-            self._decode(q, kv_c_and_k_pe_cache, step, i, call) for i, call in enumerate(calls)
-        ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return (out if query_T is None else out[query_T]), None
+        count, latent = attn_metadata.num_decode_tokens, q[0]
+        out_TNR = latent.new_empty(count + 1, *latent.shape[1:])  # the last: what is made up
+        for i, call in enumerate(attn_metadata.calls):
+            if call.places is None:
+                self._decode(q, kv_c_and_k_pe_cache, step, i, call, out_TNR[call.rows])
+            else:  # what one call gives is not kept while the next one runs
+                out_TNR.index_copy_(
+                    0, call.places, self._decode(q, kv_c_and_k_pe_cache, step, i, call)
+                )
+        return out_TNR[:count], None
 
     def _decode(
-        self, q: tuple[Tensor, Tensor], pages: Tensor, step: Step, number: int, call: Call
+        self,
+        q: tuple[Tensor, Tensor],
+        pages: Tensor,
+        step: Step,
+        number: int,
+        call: Call,
+        out_TNR: Tensor | None = None,
     ) -> Tensor:
-        """[B * S, N, R]."""
+        """[B * S, N, R]: `out_TNR`, or a new tensor where that is None."""
         latent, rope = (x[call.rows].view(call.batch, -1, *x.shape[1:]) for x in q)
         query = api.DecodeQuery(latent, rope, self.scale)
         inputs = query, pages, self.window.kv_cache
@@ -157,7 +170,10 @@ class QuantMLAImpl(MLACommonImpl):
             return api.plan_decode(query, self._view(pages, step, call.sequences, lengths))
 
         plan = self._plan(step, ("decode", number), inputs, make)
-        return plan.launch(*inputs).out_BSNR.flatten(0, 1)
+        if out_TNR is None:
+            return plan.launch(*inputs).out_BSNR.flatten(0, 1)
+        plan.launch(*inputs, out_TNR.view(latent.shape))
+        return out_TNR
 
     def _compute_prefill_context(
         self, q: Tensor, kv_c_and_k_pe_cache: Tensor, attn_metadata: PackedMetadata, k_scale: Tensor

@@ -27,7 +27,7 @@ from quantmla.serve.vllm.engine import (
 from quantmla.serve.vllm.plans import StepPlans
 from quantmla.serve.vllm.pool import divided_chunk, short_chunk
 from quantmla.serve.vllm.step import (
-    Calls,
+    Call,
     ContextChunk,
     FirstLayer,
     context_tokens,
@@ -56,7 +56,7 @@ class PackedMetadata(MLACommonMetadata):
     lengths: Tensor | None = None  # with the step's tokens
     tokens: Tokens | None = None  # of the step, once the first layer has begun
     first_layer: FirstLayer | None = None
-    calls: Calls | None = None  # of the decode kernel, where query lengths differ
+    calls: tuple[Call, ...] | None = None  # of the decode kernel, where query lengths differ
     context_lengths: Tensor | None = None  # of prefills: tokens before the step
     context: list[ContextChunk] = field(default_factory=list)
     plans: StepPlans = field(default_factory=StepPlans)
@@ -163,7 +163,7 @@ class PackedBuilder(MLACommonMetadataBuilder):
         if longest > self.decode_length or count * longest != rows:
             most = CALL_ROWS // self.num_heads
             calls = plan_calls(bounds, self.decode_length, most, self.piece)
-            metadata.calls = calls.to(self.device)
+            metadata.calls = tuple(call.to(self.device) for call in calls)
 
     def _add_context(self, metadata: PackedMetadata, common: CommonAttentionMetadata) -> None:
         first, start = metadata.num_decodes, common.query_start_loc

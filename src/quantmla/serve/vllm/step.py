@@ -74,33 +74,23 @@ class FirstLayer:
 class Call(NamedTuple):
     """Sequences that the decode kernel takes together, S tokens of each: the last, or a piece.
 
-    Rows before a sequence's own ones are made up, and what they give is not read.
+    Rows before a sequence's own ones are made up: what they give goes to a row after all others.
     """
 
     sequences: slice | Tensor  # B of the step; one that comes in pieces is there for each
     rows: slice | Tensor  # of the queries: B * S
     batch: int  # B
     after: Tensor | None = None  # tokens of the sequence after these, int32 [B]; None: no tokens
+    places: Tensor | None = None  # of the rows in the step's result, [B * S]; None: `rows`, a slice
 
-
-class Calls(NamedTuple):
-    """Decodes of a step, and the rows' places in what all calls give, one after the other."""
-
-    calls: tuple[Call, ...]
-    query_T: Tensor | None  # None: as they are
-
-    def to(self, device: torch.device) -> "Calls":
+    def to(self, device: torch.device) -> "Call":
         """Copies that nothing waits for."""
-        calls = (
-            Call(
-                _moved(call.sequences, device),
-                _moved(call.rows, device),
-                call.batch,
-                _moved(call.after, device),
-            )
-            for call in self.calls
+        rows = _moved(self.rows, device)
+        places = rows if self.places is self.rows else _moved(self.places, device)
+        assert not isinstance(places, slice)
+        return Call(
+            _moved(self.sequences, device), rows, self.batch, _moved(self.after, device), places
         )
-        return Calls(tuple(calls), _moved(self.query_T, device))
 
 
 Index = TypeVar("Index", slice | Tensor, Tensor | None)
@@ -147,40 +137,48 @@ def divide(bounds: NDArray[np.int64], piece: int) -> Pieces:
     return Pieces(np.append(start_P, bounds[-1]), sequence_P, after_P)
 
 
-def plan_calls(bounds: Tensor, decode_length: int, most: int, piece: int) -> Calls:
+def plan_calls(bounds: Tensor, decode_length: int, most: int, piece: int) -> tuple[Call, ...]:
     """Of sequences in any order whose rows begin and end at `bounds` [B + 1]; all on the CPU.
 
-    Those of more than `piece` rows are there in pieces. Numpy, for it is quicker with a few numbers
-    and every step that is no graph waits for this.
+    Those of more than `piece` rows are there in pieces; every row is in one call. Numpy, for it is
+    quicker with a few numbers and every step that is no graph waits for this.
     """
     begin_P, sequence_P, after_P = divide(bounds.numpy().astype(np.int64), piece)
     length_P = np.diff(begin_P)
     order_P = length_P.argsort(kind="stable")
     ascending = length_P[order_P].tolist()
-    calls, done, end_P = [], 0, np.empty_like(length_P)
+    calls = []
     for together in split_queries(ascending, decode_length, most):
         chosen = np.sort(order_P[together.start : together.stop])  # as they lie
         longest = ascending[together.stop - 1]
+        rows, places = _rows(begin_P[chosen], begin_P[chosen + 1], longest, begin_P[-1])
         calls.append(
             Call(
                 sequences=_index(sequence_P[chosen]),
-                rows=_rows(begin_P[chosen], begin_P[chosen + 1], longest),
+                rows=rows,
                 batch=len(chosen),
                 after=_tensor(after_P[chosen].astype(np.int32)) if after_P[chosen].any() else None,
+                places=places,
             )
         )
-        end_P[chosen] = done + longest * np.arange(1, len(chosen) + 1)
-        done += longest * len(chosen)
-    row_T = np.arange(begin_P[-1] - begin_P[0])
-    query_T = (end_P - begin_P[1:]).repeat(length_P) + row_T
-    in_order = done == len(row_T) and bool((query_T == row_T).all())
-    return Calls(tuple(calls), None if in_order else _tensor(query_T))
+    return tuple(calls)
 
 
-def _rows(start_B: NDArray[np.int64], end_B: NDArray[np.int64], longest: int) -> slice | Tensor:
-    """The last `longest` rows up to each end, none of them before its start."""
-    row_BS = np.maximum(end_B[:, None] - longest + np.arange(longest), start_B[:, None])
-    return _index(row_BS.ravel())
+def _rows(
+    start_B: NDArray[np.int64], end_B: NDArray[np.int64], longest: int, past: int
+) -> tuple[slice | Tensor, Tensor | None]:
+    """The last `longest` rows up to each end, none of them before its start, and their places.
+
+    That of rows which are made up is `past`.
+    """
+    row_BS = end_B[:, None] - longest + np.arange(longest)
+    made_up_BS = row_BS < start_B[:, None]
+    rows = _index(np.maximum(row_BS, start_B[:, None]).ravel())
+    if isinstance(rows, slice):
+        return rows, None
+    if not made_up_BS.any():
+        return rows, rows
+    return rows, _tensor(np.where(made_up_BS, past, row_BS).ravel())
 
 
 def _index(index: NDArray[np.int64]) -> slice | Tensor:
