@@ -7,18 +7,22 @@ import torch
 from random_layer import GEOMETRY, normal, random_weights
 from torch import Tensor
 
+from quantmla.cache.sequence import packed_tokens
 from quantmla.mla.attention import Inputs, attention_expanded, causal_mask
 from quantmla.objective import (
     BLOCK,
     Activations,
     attention_output,
+    mixed_output,
     output_gram,
     output_loss,
+    packed_pairs,
     positional_energy,
     positional_loss,
     summarize_queries,
     unit_trace,
 )
+from quantmla.quant.format import CacheFormat
 
 G = GEOMETRY
 SCALE = G.softmax_scale
@@ -167,3 +171,68 @@ def test_unit_trace():
     assert float(scaled.diagonal().mean()) == pytest.approx(1)
     assert torch.allclose(scaled * gram.diagonal().mean(), gram)
     assert torch.equal(unit_trace(torch.zeros(3, 3)), torch.eye(3))
+
+
+FORMATS = [
+    CacheFormat(page_size=4, num_sink_tokens=0, recent_window=0),
+    CacheFormat(page_size=4, num_sink_tokens=2, recent_window=0),
+    CacheFormat(page_size=2, num_sink_tokens=1, recent_window=3),
+    CacheFormat(page_size=3, num_sink_tokens=7, recent_window=2),
+    CacheFormat(page_size=4, num_sink_tokens=1, recent_window=64),
+    CacheFormat().unprotected(),
+]
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+@pytest.mark.parametrize("length", [1, 4, 5, 13])
+def test_packed_pairs_are_what_the_cache_has_packed(fmt: CacheFormat, length: int):
+    """Query q is decoded with q + 1 tokens cached: whole pages before the window are packed."""
+    expected = torch.zeros(length, length, dtype=torch.bool)
+    for query in range(length):
+        held = query + 1
+        packed = held if fmt.recent_window is None else packed_tokens(fmt, held)
+        expected[query, fmt.num_sink_tokens : packed] = True
+    assert torch.equal(packed_pairs(fmt, length), expected)
+
+
+def test_mixed_output_reads_each_key_as_its_query_does():
+    """One query at a time, with the keys that it sees put together by hand."""
+    weights, x, read = random_weights(0), activations(1, 2, 9), normal(5, 2, 9, G.kv_lora_rank)
+    packed = packed_pairs(FORMATS[2], 9)
+    assert packed.any()
+    out = mixed_output(weights, x, read, packed, SCALE)
+    for query in range(9):
+        latent = torch.where(packed[query][:, None], read, x.unit_latent_BSR)
+        alone = attention_output(weights, x._replace(unit_latent_BSR=latent), SCALE)
+        assert (out[:, query] - alone[:, query]).abs().max() < 1e-12
+    assert (out - attention_output(weights, x, SCALE)).abs().max() > 1e-3  # it does matter
+
+
+def test_mixed_output_of_packed_keys_alone_sees_no_later_key():
+    weights, x = random_weights(0), activations(1, 2, 6)
+    everything = torch.ones(6, 6, dtype=torch.bool)  # the future is not read, whatever is said
+    read = normal(5, 2, 6, G.kv_lora_rank)
+    plain = attention_output(weights, x._replace(unit_latent_BSR=read), SCALE)
+    assert (mixed_output(weights, x, read, everything, SCALE) - plain).abs().max() < 1e-12
+
+
+def test_output_gram_of_packed_pairs_is_the_jacobians_in_the_mean():
+    """What is read in bf16 has no error, so sensitivity to it does not count."""
+    weights, x, probes = random_weights(0), activations(1, 2, 6), 2000
+    packed = packed_pairs(FORMATS[2], 6)
+    draw = torch.Generator().manual_seed(0)
+    seen = [
+        output_gram(weights, x, SCALE, probes=1, generator=draw, packed_SS=packed)
+        for _ in range(probes)
+    ]
+
+    def output(read: Tensor) -> Tensor:
+        return mixed_output(weights, x, read, packed, SCALE)
+
+    jacobian = torch.autograd.functional.jacobian(output, x.unit_latent_BSR)
+    exact = torch.einsum("bsdqkc,bsdqke->ce", jacobian, jacobian)
+    samples = torch.stack(seen)
+    error = samples.std(0) / probes**0.5
+    assert (samples.mean(0) - exact).abs().le(5 * error).all()
+    everything = exact_gram(weights, x, "unit_latent_BSR")
+    assert (samples.mean(0) - everything).abs().gt(5 * error).any()

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantmla.mla.weights import MlaWeights
+from quantmla.quant.format import CacheFormat
 
 
 class Activations(NamedTuple):
@@ -24,18 +25,72 @@ class Activations(NamedTuple):
 
 def attention_output(weights: MlaWeights, x: Activations, softmax_scale: float) -> Tensor:
     """Causal attention in expanded form, after o_proj without its bias, [B, S, D]."""
-    latent_BSR = x.unit_latent_BSR * weights.norm_R
+    keys, values = _expand(weights, x.unit_latent_BSR, x.k_rope_BSE)
+    return _attend(weights, x, (keys, values), softmax_scale, None)
+
+
+def mixed_output(
+    weights: MlaWeights,
+    x: Activations,
+    read_BSR: Tensor,
+    packed_SS: Tensor,
+    softmax_scale: float,
+) -> Tensor:
+    """`attention_output` where query q sees the latent of key k in `read_BSR` if packed_SS[q, k].
+
+    Else it sees the exact one. Both forms stand side by side as keys, and a mask says who sees
+    which.
+    """
+    forms = [_expand(weights, latent, x.k_rope_BSE) for latent in (x.unit_latent_BSR, read_BSR)]
+    keys, values = (torch.cat(pair, dim=2) for pair in zip(*forms, strict=True))
+    causal_SS = torch.ones_like(packed_SS).tril()
+    seen_SK = torch.cat((causal_SS & ~packed_SS, causal_SS & packed_SS), dim=1)
+    return _attend(weights, x, (keys, values), softmax_scale, seen_SK)
+
+
+def packed_pairs(fmt: CacheFormat, length: int) -> Tensor:
+    """Which keys each query reads packed as it is decoded, bool [query, key], on the CPU.
+
+    The others that it sees are sinks or in its window (CacheFormat.first_recent).
+    """
+    key = torch.arange(length)
+    first_recent = torch.tensor([fmt.first_recent(query + 1) for query in range(length)])
+    old = key[None] < first_recent[:, None]
+    return old & (key >= fmt.num_sink_tokens)
+
+
+def _expand(
+    weights: MlaWeights, unit_latent_BSR: Tensor, k_rope_BSE: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys [B, N, S, P + E] and values [B, N, S, V]."""
+    latent_BSR = unit_latent_BSR * weights.norm_R
     k_content = torch.einsum("bsr,npr->bnsp", latent_BSR, weights.w_uk_NPR)
+    k_rope = k_rope_BSE[:, None].expand(-1, k_content.shape[1], -1, -1)
     value_BNSV = torch.einsum("bsr,nvr->bnsv", latent_BSR, weights.w_uv_NVR)
-    k_rope = x.k_rope_BSE[:, None].expand(-1, k_content.shape[1], -1, -1)
-    keys = torch.cat((k_content, k_rope), dim=-1)
+    return torch.cat((k_content, k_rope), dim=-1), value_BNSV
+
+
+def _attend(
+    weights: MlaWeights,
+    x: Activations,
+    keys_values: tuple[Tensor, Tensor],
+    softmax_scale: float,
+    seen_SK: Tensor | None,
+) -> Tensor:
+    """Each query over the keys that it sees; None: causally over as many keys as queries."""
+    keys, values = keys_values
     queries = torch.cat((x.q_content_BSNP, x.q_rope_BSNE), dim=-1).transpose(1, 2)
     # the fast CPU kernel wants values as wide as keys
-    spare = max(0, keys.shape[-1] - value_BNSV.shape[-1]) if keys.device.type == "cpu" else 0
+    spare = max(0, keys.shape[-1] - values.shape[-1]) if keys.device.type == "cpu" else 0
     out = F.scaled_dot_product_attention(
-        queries, keys, F.pad(value_BNSV, (0, spare)), is_causal=True, scale=softmax_scale
+        queries,
+        keys,
+        F.pad(values, (0, spare)),
+        attn_mask=seen_SK,
+        is_causal=seen_SK is None,
+        scale=softmax_scale,
     )
-    return torch.einsum("bnsv,dnv->bsd", out[..., : value_BNSV.shape[-1]], weights.w_o_DNV)
+    return torch.einsum("bnsv,dnv->bsd", out[..., : values.shape[-1]], weights.w_o_DNV)
 
 
 def output_loss(output_BSD: Tensor, target_BSD: Tensor) -> Tensor:
@@ -51,16 +106,21 @@ def output_gram(
     *,
     probes: int,
     generator: torch.Generator,
+    packed_SS: Tensor | None = None,
 ) -> Tensor:
     """Second moment of the output's sensitivity to the unit latents: sum_k H_k, float64 [R, R].
 
     To first order, independent errors e_k of the unit latents cost sum_k e_k^T H_k e_k at the
     output. This is the sum of g g^T over tokens and Rademacher probes r, g = J^T r, which is
-    unbiased. One forward pass, `probes` backward passes.
+    unbiased. One forward pass, `probes` backward passes. With `packed_SS`, bool [query, key], an
+    error is seen by those pairs alone: a query that reads a key in bf16 reads no error.
     """
     latent = x.unit_latent_BSR.detach().requires_grad_()
     with torch.enable_grad():
-        output = attention_output(weights, x._replace(unit_latent_BSR=latent), softmax_scale)
+        if packed_SS is None:
+            output = attention_output(weights, x._replace(unit_latent_BSR=latent), softmax_scale)
+        else:
+            output = mixed_output(weights, x, latent, packed_SS, softmax_scale)
     total_RR = torch.zeros(latent.shape[-1], latent.shape[-1], dtype=torch.float64)
     for _ in range(probes):
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1

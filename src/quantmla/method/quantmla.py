@@ -2,10 +2,11 @@
 
 Content: the attention output's error is taken to first order, e^T H e with the output gram H of
 objective.py, which costs one small matrix product per step instead of an attention, and starts
-from the scales that are best for a group with a fixed number of codes. A few steps on the attention
-output itself follow. The step kept is the one with the least attention-output error on held-out
-text. Rope: angles and gains on row-centred positional scores, page centring included, at a rate
-that lets the angles move.
+from the scales that are best for a group with a fixed number of codes. H counts the tokens that
+queries read packed: sinks and recent tokens stay in bf16, and codes spent on them are lost. A few
+steps on the attention output itself follow. The step kept is the one with the least
+attention-output error on held-out text. Rope: angles and gains on row-centred positional scores,
+page centring included, at a rate that lets the angles move.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from quantmla.objective import (
     attention_output,
     output_gram,
     output_loss,
+    packed_pairs,
     unit_trace,
 )
 from quantmla.quant.format import CacheFormat
@@ -81,8 +83,19 @@ def fit(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Gener
     return Fitted(off_device(LayerTransform(content, rope)), history)
 
 
-def _gram(layer: Layer, options: Options, generator: torch.Generator) -> Tensor:
-    """Unit-trace content gram [R, R], float64 on CPU."""
+def _packed_pairs(fmt: CacheFormat, length: int) -> Tensor | None:
+    """As `packed_pairs`; None for all: nothing is protected, or all of a sequence so short is."""
+    packed_SS = packed_pairs(fmt, length)
+    if fmt.recent_window is None or not bool(packed_SS.any()):
+        return None
+    return packed_SS
+
+
+def _gram(layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator) -> Tensor:
+    """Unit-trace content gram [R, R] of what is read packed, float64 on CPU."""
+    packed_SS = _packed_pairs(fmt, layer.train.unit_latent_BSR.shape[1])
+    if packed_SS is not None:
+        packed_SS = packed_SS.to(layer.device)
     rows = torch.randperm(len(layer.train), generator=generator)[: options.gram_sequences]
     rank = len(layer.weights.norm_R)
     total = torch.zeros(rank, rank, dtype=torch.float64)
@@ -93,6 +106,7 @@ def _gram(layer: Layer, options: Options, generator: torch.Generator) -> Tensor:
             layer.softmax_scale,
             probes=options.probes,
             generator=generator,
+            packed_SS=packed_SS,
         )
     return unit_trace(total)
 
@@ -113,7 +127,7 @@ def _learn_content(
     layer: Layer, fmt: CacheFormat, options: Options, generator: torch.Generator
 ) -> tuple[ContentTransform, tuple[Validation, ...]]:
     device = layer.device
-    gram_RR = _gram(layer, options, generator)
+    gram_RR = _gram(layer, fmt, options, generator)
     rank = len(gram_RR)
     eye = torch.eye(rank, dtype=torch.float64)
     factor_RR = torch.linalg.cholesky(gram_RR + RIDGE * eye).to(device, torch.float32)
