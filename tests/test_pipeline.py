@@ -467,6 +467,30 @@ def test_a_run_that_was_killed_while_it_began_anew_begins_again(
     assert change >= 6
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_a_run_that_was_killed_at_any_change_of_a_file_goes_on(
+    flags: tuple[str, ...], recipe, tiny_model: Tiny, tmp_path: Path, capsys
+):
+    model, out = tiny_model("deepseek_v3"), tmp_path / "out"
+    assert main(recipe(model, tmp_path / "earlier", name="c2r4")) == 0
+    assert main(recipe(model, tmp_path / "whole")) == 0
+    argv = [*recipe(model, out), *flags]
+    for change in range(1000):
+        if flags:
+            shutil.copytree(tmp_path / "earlier", out)
+        killed = killed_before(change, out, lambda: main(argv))
+        capsys.readouterr()
+        assert main([*argv, "--resume"]) == 0, change
+        assert {path.name for path in tmp_path.glob("out*")} == {"out", "out.yaml"}, change
+        assert describe(format_from_json(open_source(out).config[CONFIG_KEY]["format"])) == "c4r4"
+        assert_same_result(out, tmp_path / "whole")
+        shutil.rmtree(out)
+        if not killed:
+            break
+    assert change > 40
+
+
 def stopped_before_work(*args: Any, **kwargs: Any) -> None:
     raise KeyboardInterrupt
 

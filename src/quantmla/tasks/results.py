@@ -104,7 +104,7 @@ def start_run(folder: Path, document: Document, resume: bool) -> Document:
     """
     path = folder / FILE
     if not path.is_file():
-        empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        empty = not folder.exists() or (folder.is_dir() and all(map(_is_draft, folder.iterdir())))
         require(empty, f"{folder} exists and is not a run of `eval --tasks`", UsageError)
         return document
     require(
@@ -128,6 +128,11 @@ def start_run(folder: Path, document: Document, resume: bool) -> Document:
         UsageError,
     )
     return {**document, "tasks": tasks}
+
+
+def _is_draft(path: Path) -> bool:
+    """What `write_json` leaves of that file when it is killed."""
+    return path.name.startswith(f".{FILE}.")
 
 
 def finished(folder: Path, variant: str, task: Document) -> Document | None:
