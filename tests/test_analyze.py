@@ -302,6 +302,29 @@ def test_a_run_that_was_killed_at_its_end_is_known_to_be_done(
     assert all(timeless(found) == timeless(said[0]) for found in said)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_was_killed_at_any_change_of_a_file_goes_on(
+    overwrite: bool, tiny_model: Tiny, short_text: Path, tmp_path: Path
+):
+    out, model = tmp_path / "out", tiny_model("deepseek_v3")
+    asked = request(model, out, short_text, studies=("bound",), overwrite=overwrite)
+    other = replace(asked, studies=("gain",), output=str(tmp_path / "earlier"))
+    analyze(other, progress=False)
+    analyze(replace(asked, output=str(tmp_path / "whole")), progress=False)
+    for change in range(200):
+        if overwrite:
+            shutil.copytree(tmp_path / "earlier", out)
+        killed = killed_before(change, out, lambda: analyze(asked, progress=False))
+        analyze(replace(asked, resume=True), progress=False)
+        assert timeless(read(out)) == timeless(read(tmp_path / "whole")), change
+        assert [path.name for path in tmp_path.glob("out*")] == ["out"]
+        shutil.rmtree(out)
+        if not killed:
+            break
+    assert change > 20
+
+
 def test_another_runs_result_is_not_taken_for_ones_own(
     tiny_model: Tiny, short_text: Path, tmp_path: Path
 ):
