@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from held import stopped
+from killed import killed_before
 
 from quantmla import analyze as stage
 from quantmla.analysis import LAYER_STUDIES
@@ -272,13 +274,89 @@ def test_a_model_without_a_rope_path_is_refused(
         analyze(request(tiny_model("deepseek_v3"), tmp_path / "o", short_text), progress=False)
 
 
-@pytest.mark.parametrize("content", ["", "7", "[]", '{"prefix": "x"}'])
-def test_a_damaged_layer_is_named(
-    content: str,
-    tiny_model: Tiny,
-    short_text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_run_that_was_killed_at_its_end_is_known_to_be_done(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, work = tmp_path / "out", tmp_path / "out.work"
+    asked = request(tiny_model("deepseek_v3"), out, short_text, studies=("bound", "gain"))
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "empty_workdir", lambda folder: None)
+        analyze(asked, progress=False)
+    shutil.copytree(work, tmp_path / "kept")
+    written = (out / "analysis.json").read_bytes()
+    again = replace(asked, resume=True)
+    said = []
+    for change in range(100):
+        for absent in (False, True) if change == 0 else (False,):  # killed before the file
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.copytree(tmp_path / "kept", work)
+            if absent:
+                (out / "analysis.json").unlink()
+            killed = killed_before(change, tmp_path / "out", lambda: analyze(again, progress=False))
+            said.append(analyze(again, progress=False))
+            assert timeless(read(out)) == timeless(json.loads(written))
+            assert not work.exists()
+        if not killed:
+            break
+    assert change >= 6
+    assert all(timeless(found) == timeless(said[0]) for found in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_was_killed_at_any_change_of_a_file_goes_on(
+    overwrite: bool, tiny_model: Tiny, short_text: Path, tmp_path: Path
+):
+    out, model = tmp_path / "out", tiny_model("deepseek_v3")
+    asked = request(model, out, short_text, studies=("bound",), overwrite=overwrite)
+    other = replace(asked, studies=("gain",), output=str(tmp_path / "earlier"))
+    analyze(other, progress=False)
+    analyze(replace(asked, output=str(tmp_path / "whole")), progress=False)
+    for change in range(200):
+        if overwrite:
+            shutil.copytree(tmp_path / "earlier", out)
+        killed = killed_before(change, out, lambda: analyze(asked, progress=False))
+        analyze(replace(asked, resume=True), progress=False)
+        assert timeless(read(out)) == timeless(read(tmp_path / "whole")), change
+        assert [path.name for path in tmp_path.glob("out*")] == ["out"]
+        shutil.rmtree(out)
+        if not killed:
+            break
+    assert change > 20
+
+
+def test_another_runs_result_is_not_taken_for_ones_own(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path
+):
+    out = tmp_path / "out"
+    asked = request(tiny_model("deepseek_v3"), out, short_text, studies=("bound",), resume=True)
+    analyze(asked, progress=False)
+    analyze(asked, progress=False)
+    text = tmp_path / "other.txt"
+    text.write_text(short_text.read_text()[::-1])
+    others = ({"studies": ("gain",)}, {"texts": (str(text),)}, {"preset": "quick"})
+    for change in others:
+        with pytest.raises(UsageError, match=r"analysis\.json exists: choose another folder"):
+            analyze(replace(asked, **change), progress=False)
+    whole = (out / "analysis.json").read_text()
+    for damaged in ("", "5", "{}", whole.replace('"bound"', '"dnuob"'), whole[:-9]):
+        (out / "analysis.json").write_text(damaged)
+        with pytest.raises(UsageError, match=r"analysis\.json exists: choose another folder"):
+            analyze(asked, progress=False)
+
+
+def edited(path: Path) -> Iterator[str]:
+    """A work file's JSON with each key of its content left out or of another type."""
+    whole = json.loads(path.read_text())
+    yield from ("", "7", "[]", '{"prefix": "x"}')
+    for key in whole["content"]:
+        rest = {name: value for name, value in whole["content"].items() if name != key}
+        for content in (rest, rest | {key: "x"}, rest | {key: {}}):
+            yield json.dumps(whole | {"content": content})
+
+
+def test_a_layer_that_was_damaged_or_edited_is_named(
+    tiny_model: Tiny, short_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked = request(tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",))
 
@@ -289,12 +367,14 @@ def test_a_damaged_layer_is_named(
         patched.setattr(stage, "_report", stop)
         with pytest.raises(KeyboardInterrupt):
             analyze(asked, progress=False)
-    (tmp_path / "out.work" / "layer_0001.json").write_text(content)
-    again = request(
-        tiny_model("deepseek_v3"), tmp_path / "out", short_text, studies=("bound",), resume=True
-    )
-    with pytest.raises(QuantMLAError, match=r"layer_0001.json is damaged"):
-        analyze(again, progress=False)
+    path = tmp_path / "out.work" / "layer_0001.json"
+    again = replace(asked, resume=True)
+    for content in edited(path):
+        path.write_text(content)
+        with pytest.raises(QuantMLAError, match=r"layer_0001.json is damaged .* remove this file"):
+            analyze(again, progress=False)
+    path.unlink()  # as it says
+    assert analyze(again, progress=False)["layers"] == 2
 
 
 def test_a_study_of_the_model_runs_once_after_the_layers(

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from quantmla.card import model_card
-from quantmla.learn import LayerLog
+from quantmla.layer_log import LayerLog
 from quantmla.method.layer import PathErrors
 from quantmla.quant.format import parse_format
 from quantmla.quant.mixed import MixedFormat

@@ -56,6 +56,9 @@ def test_kimi_linear_caches_its_full_attention_layers_only():
     assert cached_layers(KIMI_LINEAR) == [3, 7, 11, 15, 19, 23, 26]
     with pytest.raises(UnsupportedModel, match="full_attn_layers"):
         cached_layers({**KIMI_LINEAR, "linear_attn_config": None})
+    for layers in ([], [0], [-1], [True], [4, 4], [28], [4.0], 4, "4"):
+        with pytest.raises(UnsupportedModel, match=r"full_attn_layers = .*; they must be"):
+            cached_layers({**KIMI_LINEAR, "linear_attn_config": {"full_attn_layers": layers}})
 
 
 def test_budget_and_concurrency():

@@ -13,7 +13,8 @@ from quantmla.arch import adapter_for
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import open_source
 from quantmla.errors import QuantMLAError, UsageError
-from quantmla.learn import Learned, LearnSettings, learn_checkpoint
+from quantmla.layer_log import Learned
+from quantmla.learn import LearnSettings, learn_checkpoint
 from quantmla.method import load_method, paper, rtn
 from quantmla.quant.format import parse_format
 from quantmla.transform.store import transforms_to_bytes
@@ -259,6 +260,8 @@ def test_errors_that_are_not_finite_name_the_layer(
         ("state.json", "5", "state.json is damaged"),
         ("layer_0000.json", "{", "layer_0000.json is damaged"),
         ("layer_0000.json", "[]", "layer_0000.json is damaged"),
+        ("layer_0000.json", '{"content": {"prefix": "x"}}', "layer_0000.json is damaged"),
+        ("state.json", "[" * 100_000, "state.json is damaged"),
         ("layer_0000.safetensors", "garbage", "layer_0000.json is damaged"),
         ("layer_0000.safetensors", None, "layer_0000.json is damaged"),
     ],
@@ -274,3 +277,22 @@ def test_a_damaged_work_folder_is_one_sentence(
         (tmp_path / name).write_text(content)
     with pytest.raises(QuantMLAError, match=words):
         learn(tiny_checkpoint("deepseek_v3"), tmp_path, settings, resume=True)
+
+
+def test_edited_logs_and_swapped_layers_are_named(tiny_checkpoint: Tiny, tmp_path: Path):
+    learn(tiny_checkpoint("deepseek_v3"), tmp_path, PLAIN)
+    one, two = (tmp_path / f"layer_000{i}.json" for i in (0, 1))
+    whole = one.read_text()
+    log = json.loads(whole)["content"]
+    for key, value in log.items():
+        rest = {name: entry for name, entry in log.items() if name != key}
+        # letters of a word would pass for three errors, or for a step of the history
+        for edit in (rest, rest | {key: "abc"}, rest | {key: [value]}, rest | {"more": 1}):
+            one.write_text(json.dumps(json.loads(whole) | {"content": edit}))
+            with pytest.raises(QuantMLAError, match=r"layer_0000.json is damaged or .*: remove"):
+                learn(tiny_checkpoint("deepseek_v3"), tmp_path, PLAIN, resume=True)
+    one.write_text(two.read_text())
+    with pytest.raises(QuantMLAError, match=r"layer_0000.json is damaged or .*: remove"):
+        learn(tiny_checkpoint("deepseek_v3"), tmp_path, PLAIN, resume=True)
+    one.unlink()
+    assert len(learn(tiny_checkpoint("deepseek_v3"), tmp_path, PLAIN, resume=True).logs) == 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from held import stopped
+from killed import killed_before
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import add_tokenizer, build, logits, random_tokens, rewrite_tensors
@@ -30,6 +31,7 @@ from quantmla.serve.transformers import QuantMLACache
 from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import FILE_NAME, transforms_from_file
 from quantmla.verify import load_model, relative_error
+from quantmla.workdir import STATE
 
 pytestmark = pytest.mark.usefixtures("read_short")
 Tiny = Callable[[str], Path]
@@ -394,9 +396,128 @@ def test_a_run_that_was_stopped_in_its_check_goes_on_there(
     assert read(capsys)["layers_fused"] == 2
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert not (tmp_path / "out.work").exists()
-    said = refused(capsys, 2, [*argv, "--resume"])
-    assert "exists: choose another output folder" in said
+    said = refused(capsys, 2, argv)
     assert f"an earlier output, which `quantmla verify {out}` checks" in said
+
+
+def test_a_run_that_was_killed_while_it_cleaned_up_is_known_to_be_done(
+    recipe, tiny_model: Tiny, tmp_path: Path, monkeypatch, capsys
+):
+    out, work = tmp_path / "out", tmp_path / "out.work"
+    argv = recipe(tiny_model("deepseek_v3"), out)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "empty_workdir", lambda folder: None)
+        assert main(argv) == 0
+    summary = read(capsys)
+    shutil.copytree(work, tmp_path / "kept")
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+
+    def unreachable(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("it is learned or written again")
+
+    monkeypatch.setattr("quantmla.learn._fit_site", unreachable)
+    monkeypatch.setattr(pipeline, "_write", unreachable)
+    for change in range(100):
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(tmp_path / "kept", work)
+        (tmp_path / "out.old-999999999").mkdir()  # what OUT took the place of
+        killed = killed_before(change, out, lambda: main([*argv, "--resume"]))
+        capsys.readouterr()
+        assert main([*argv, "--resume"]) == 0
+        assert read(capsys) == summary
+        assert {path.name for path in tmp_path.glob("out*")} == {"out", "out.yaml"}
+        if not killed:
+            break
+    # making the folder; the trial beside it; two layers of two files, the state, the folder
+    assert change >= 8
+    assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    spoken = [word for word in argv if word not in ("--quiet", "--json")]
+    assert main([*spoken, "--resume"]) == 0
+    assert f"{out} is written: its check is all that is left to do" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_while_it_began_anew_begins_again(
+    recipe, tiny_model: Tiny, tmp_path: Path, monkeypatch, capsys
+):
+    out, work = tmp_path / "out", tmp_path / "out.work"
+    other = recipe(tiny_model("deepseek_v3"), out, name="c2r4")
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "empty_workdir", lambda folder: None)
+        assert main(other) == 0
+    shutil.copytree(work, tmp_path / "kept")
+    shutil.copytree(out, tmp_path / "earlier")
+    argv = [*recipe(tiny_model("deepseek_v3"), out), "--overwrite"]
+    for change in range(100):
+        for folder, left in ((work, "kept"), (out, "earlier")):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(tmp_path / left, folder)
+        with monkeypatch.context() as patched:
+            patched.setattr(pipeline, "_run", stopped_before_work)
+            killed = killed_before(change, work, lambda: main(argv))
+        if not killed:
+            break
+        if (work / STATE).exists():  # nothing was touched
+            said = refused(capsys, 2, [*argv, "--resume"])
+            assert "holds another run, with other format" in said
+            assert len(list(work.iterdir())) == len(list((tmp_path / "kept").iterdir()))
+            continue
+        assert main([*argv, "--resume"]) == 0
+        assert not work.exists()
+        assert describe(format_from_json(open_source(out).config[CONFIG_KEY]["format"])) == "c4r4"
+    assert change >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--overwrite",)])
+def test_a_run_that_was_killed_at_any_change_of_a_file_goes_on(
+    flags: tuple[str, ...], recipe, tiny_model: Tiny, tmp_path: Path, capsys
+):
+    model, out = tiny_model("deepseek_v3"), tmp_path / "out"
+    assert main(recipe(model, tmp_path / "earlier", name="c2r4")) == 0
+    assert main(recipe(model, tmp_path / "whole")) == 0
+    argv = [*recipe(model, out), *flags]
+    for change in range(1000):
+        if flags:
+            shutil.copytree(tmp_path / "earlier", out)
+        killed = killed_before(change, out, lambda: main(argv))
+        capsys.readouterr()
+        assert main([*argv, "--resume"]) == 0, change
+        assert {path.name for path in tmp_path.glob("out*")} == {"out", "out.yaml"}, change
+        assert describe(format_from_json(open_source(out).config[CONFIG_KEY]["format"])) == "c4r4"
+        assert_same_result(out, tmp_path / "whole")
+        shutil.rmtree(out)
+        if not killed:
+            break
+    assert change > 40
+
+
+def stopped_before_work(*args: Any, **kwargs: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_another_runs_output_is_not_taken_for_ones_own(
+    recipe, tiny_model: Tiny, short_text: Path, tmp_path: Path, capsys
+):
+    model, out = tiny_model("deepseek_v3"), tmp_path / "out"
+    text = tmp_path / "text.txt"
+    text.write_text(short_text.read_text())
+    argv = recipe(model, out, calibration={"text": str(text)})
+    assert main(argv) == 0
+    assert main([*argv, "--resume"]) == 0
+    # rtn learns nothing from the text, so that all but the record of the run is alike
+    text.write_text(short_text.read_text()[::-1])
+    assert "exists: choose" in refused(capsys, 2, [*argv, "--resume"])
+    text.write_text(short_text.read_text())
+    for name in ("quantmla_run.json", "quantmla_log.json", FILE_NAME):
+        whole = (out / name).read_bytes()
+        for damaged in (b"", b"{}", b"[]", b"[5]", b'{"run": 5}', whole[:-9]):
+            (out / name).write_bytes(damaged)
+            assert "exists: choose" in refused(capsys, 2, [*argv, "--resume"])
+        (out / name).write_bytes(whole)
+    (tmp_path / "out.work").mkdir()
+    (tmp_path / "out.work" / STATE).write_text('{"seed": 5}')
+    assert "work holds another run" in refused(capsys, 2, [*argv, "--resume"])
+    assert (tmp_path / "out.work" / STATE).exists()
 
 
 def test_an_interrupt_at_the_very_end_says_that_all_is_done(

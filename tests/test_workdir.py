@@ -6,15 +6,18 @@ import os
 from pathlib import Path
 
 import pytest
+from killed import killed_before
 
 from quantmla.errors import QuantMLAError, UsageError
 from quantmla.workdir import (
+    EMPTYING,
     STATE,
     UNFINISHED,
     check_file,
     check_makeable,
     check_workdir,
     empty_workdir,
+    is_workdir,
     mark_workdir,
     remove_workdir,
     write_whole,
@@ -98,3 +101,50 @@ def test_a_work_folder_inside_another_goes_with_it(tmp_path: Path):
     remove_workdir(outer)
     remove_workdir(outer)
     assert not outer.exists()
+
+
+def filled(outer: Path) -> None:
+    """A run's folder with another run's in it, one of them with a file that is not finished."""
+    for folder in (outer, outer / "fit.work"):
+        mark_workdir(folder, RUN)
+        write_whole(folder / "layer_0000.json", b"{}")
+        (folder / ("hidden_1.safetensors" + UNFINISHED)).write_text("")
+    (outer / "begun.work").mkdir()
+    (outer / "begun.work" / (STATE + UNFINISHED)).write_text("{")
+
+
+def test_a_kill_while_a_folder_is_emptied_leaves_all_of_it_or_a_free_one(tmp_path: Path):
+    other, whole = RUN | {"seed": 1}, 0
+    for change in range(100):
+        work = tmp_path / f"{change}.work"
+        filled(work)
+        before = sorted(path.name for path in work.iterdir())
+        if not killed_before(change, work, lambda work=work: empty_workdir(work)):
+            assert list(work.iterdir()) == []
+            break
+        if is_workdir(work):
+            assert sorted(path.name for path in work.iterdir()) == before
+            check_workdir(work, RUN, resume=True)
+            whole += 1
+            continue
+        check_workdir(work, other, resume=change % 2 == 0)
+        # another kill while the next run takes the folder
+        killed_before(change % 5, work, lambda work=work: mark_workdir(work, other))
+        check_workdir(work, other, resume=True)
+        mark_workdir(work, other)
+        assert [path.name for path in work.iterdir()] == [STATE]
+    assert change == 12  # two renames, eight files, two folders: each was tried
+    assert whole == 1
+
+
+def test_a_folder_that_no_run_made_stays_in_a_work_folder(tmp_path: Path):
+    filled(tmp_path)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("years")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match="thesis is no work folder of quantmla: move it away"):
+        empty_workdir(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / "thesis" / "thesis.txt").unlink()
+    empty_workdir(tmp_path)
+    assert not (tmp_path / EMPTYING).exists()

@@ -10,7 +10,7 @@ import importlib
 import json
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,34 @@ import torch
 
 from quantmla.analysis import LAYER_STUDIES, MODEL_STUDIES
 from quantmla.analysis.bit_plan import recipe_format
-from quantmla.analysis.inputs import FILE_NAME, PLAN_NAME, AnalysisRun, fingerprint, open_run
-from quantmla.analysis.report import as_text
+from quantmla.analysis.inputs import (
+    FILE_NAME,
+    PLAN_NAME,
+    AnalysisRun,
+    fingerprint,
+    open_run,
+    require_absent,
+)
+from quantmla.analysis.report import as_text, rounded
 from quantmla.analysis.subject import ModelSubject, StudyLayer
 from quantmla.capture.stream import CapturedSite, CaptureSettings, captured_layers
 from quantmla.doctor import gpus, versions
 from quantmla.errors import QuantMLAError
 from quantmla.interrupts import is_interrupt
+from quantmla.kept import read_kept, write_kept
 from quantmla.learn import resident, say_other_threads
 from quantmla.lock import sole_user
 from quantmla.method.layer import Sample
 from quantmla.progress import Report, bars, say
 from quantmla.recipe import AnalysisRequest, Recipe, recipe_from, to_yaml
-from quantmla.workdir import THREADS, check_workdir, empty_workdir, mark_workdir, write_whole
+from quantmla.workdir import (
+    THREADS,
+    check_workdir,
+    empty_workdir,
+    is_workdir,
+    mark_workdir,
+    write_whole,
+)
 
 VERSION = 1  # of that file
 HEADLINE = (
@@ -47,6 +62,14 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
     """Writes `analysis.json` into the request's output folder; returns its headline figures."""
     run = open_run(request)
     out, text = Path(request.output) / FILE_NAME, b""
+    earlier = _result_of(run, out) if request.resume and not request.overwrite else None
+    if earlier is not None:  # written last: the run was killed after it, or is finished
+        with sole_user(run.work):
+            check_workdir(run.work, fingerprint(run), resume=True)
+            empty_workdir(run.work)
+        say(f"{out} is whole, of this run: nothing is left to do", progress)
+        return _summary(run, out, earlier)
+    require_absent(out, request)
     try:
         with sole_user(run.work):
             if request.overwrite and not request.resume:
@@ -70,8 +93,30 @@ def analyze(request: AnalysisRequest, *, progress: bool) -> Mapping[str, Any]:
         raise KeyboardInterrupt(
             f"interrupted; finished layers are in {run.work}: go on with --resume"
         ) from None
-    of_layers = {"layers": len(layers)} if run.of_layers else {}
+    return _summary(run, out, found)
+
+
+def _result_of(run: AnalysisRun, out: Path) -> Found | None:
+    """What the file holds if this run, or one that was asked the same, wrote it."""
+    try:
+        found = dict(json.loads(out.read_text(encoding="utf-8")))
+        facts = json.loads(as_text(_facts(run)))
+        same = {key: found[key] for key in facts} == facts
+        here = found["header"]["versions"] == versions()
+        gpu = bool(found["header"]["gpus"]) == (run.device != "cpu")
+        plan = found["model_studies"].get("sensitivity", {}).get("plan")
+        budget = None if plan is None else plan["budget"]
+        _summary(run, out, found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return found if same and here and gpu and budget == rounded(run.request.budget) else None
+
+
+def _summary(run: AnalysisRun, out: Path, found: Found) -> dict[str, Any]:
+    """The headline figures of a result."""
+    of_layers = {"layers": len(found["layers"])} if run.of_layers else {}
     headline = {name: found[name] for name in HEADLINE}
+    plan = found["model_studies"].get("sensitivity", {}).get("plan")
     return {"output": str(out)} | of_layers | headline | _plan_summary(out, plan)
 
 
@@ -105,9 +150,8 @@ def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
     mark = fingerprint(run)
     check_workdir(run.work, mark, resume=run.request.resume)
     say_other_threads(run.work)
-    keys = ("prefix", *run.of_layers)
-    earlier = [_finished(path, keys) for path in run.work.glob("layer_*.json")]
-    done = {found["prefix"]: found for found in earlier}
+    kept = run.work.glob("layer_*.json") if is_workdir(run.work) else ()
+    done: dict[str, Found] = {found["prefix"]: found for found in map(read_kept, kept)}
     sites = [s for s in run.adapter.sites(run.source.config, run.source.names) if not s.mtp]
     settings = CaptureSettings(
         workdir=run.work, device=run.device, batch_size=run.protocol.batch_size
@@ -122,28 +166,13 @@ def _layers(run: AnalysisRun, progress: bool) -> list[Found]:
         for captured in stream:
             found = _layer(run, captured, report)
             number = captured.site.cache_index
-            write_whole(run.work / f"layer_{number:04d}.json", json.dumps(found).encode())
+            write_kept(run.work / f"layer_{number:04d}.json", found)
             done[captured.site.prefix] = found
             say(
                 f"layer {len(done)}/{len(sites)} {found['prefix']}: {found['seconds']:.1f} s",
                 progress,
             )
     return [done[site.prefix] for site in sites if site.prefix in done]
-
-
-def _finished(path: Path, keys: Iterable[str] = ()) -> Found:
-    """A layer or model study that an earlier run of the same work folder wrote."""
-    try:
-        found = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise _damaged(path) from error
-    if not set(keys) <= set(found):
-        raise _damaged(path)
-    return found
-
-
-def _damaged(path: Path) -> QuantMLAError:
-    return QuantMLAError(f"{path} is damaged: remove this file to make it again with --resume")
 
 
 def _layer(run: AnalysisRun, captured: CapturedSite, report: Report) -> Found:
@@ -204,8 +233,8 @@ def _model_studies(run: AnalysisRun, layers: Sequence[Found], progress: bool) ->
                     report=_stages_said(report, progress),
                 )
                 result = _study(name).measure(subject, run.protocol)
-            write_whole(path, json.dumps(result).encode())
-        found[name] = _finished(path)
+            write_kept(path, result)
+        found[name] = read_kept(path)
     return found
 
 
@@ -220,6 +249,20 @@ def _stages_said(report: Report, progress: bool) -> Report:
         report(stage, done, total)
 
     return both
+
+
+def _facts(run: AnalysisRun) -> Found:
+    """What was asked, as the file tells it."""
+    return {
+        "model_sha256": run.source.digest(),
+        "preset": run.request.preset,
+        "protocol": asdict(run.protocol),
+        "texts": [
+            {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+            for name, text in run.texts
+        ],
+        "studies": list(run.studies),
+    }
 
 
 def _report(run: AnalysisRun, layers: Sequence[Found], of_model: Found) -> Found:
@@ -240,14 +283,7 @@ def _report(run: AnalysisRun, layers: Sequence[Found], of_model: Found) -> Found
             "layer_cpu_seconds": sum(layer["cpu_seconds"] for layer in layers),
         },
         "model": run.request.model,
-        "model_sha256": run.source.digest(),
-        "preset": run.request.preset,
-        "protocol": asdict(run.protocol),
-        "texts": [
-            {"name": name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-            for name, text in run.texts
-        ],
-        "studies": list(run.studies),
+        **_facts(run),
         "rope_content_ratio": matched and matched["ratio"],
         "rope_content_ratio_interval": matched and matched["interval"],
         "predictor_spearman": gain and gain["models"]["full"]["spearman"],

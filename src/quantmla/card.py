@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantmla.learn import LayerLog
+from quantmla.layer_log import LayerLog
 from quantmla.quant.mixed import describe, format_from_json, uniform_format
 
 TEMPLATE = """---

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from quantmla.arch import adapter_for
+from quantmla.checkpoint.config import LAYERS
 from quantmla.errors import UnsupportedModel, UsageError, require
 from quantmla.manifest import CONFIG_KEY, read_manifest
 from quantmla.quant.format import CacheFormat, parse_format
@@ -101,12 +102,19 @@ def cached_layers(config: Mapping[str, Any]) -> list[int]:
     if not adapter.every_layer:  # a hybrid: its other layers keep a state of fixed size
         layers = (text.get("linear_attn_config") or {}).get("full_attn_layers")
         require(
-            isinstance(layers, list) and all(isinstance(layer, int) for layer in layers),
+            layers is not None,
             "config.json has no linear_attn_config.full_attn_layers: which layers have latent "
             "attention cannot be told from the config alone",
             UnsupportedModel,
         )
-        assert isinstance(layers, list)
+        assert layers is not None
+        main = adapter.num_layers(config)
+        require(
+            LAYERS.fits(layers) and max(layers) <= main,
+            f"config.json gives linear_attn_config.full_attn_layers = {layers!r:.80}; they must be "
+            f"{LAYERS.words} and at most {main}, the number of layers",
+            UnsupportedModel,
+        )
         return [layer - 1 for layer in layers]  # the config counts from 1
     return list(range(adapter.num_layers(config) * adapter.attentions_per_layer))
 

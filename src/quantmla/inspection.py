@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmla.arch import adapter_for
+from quantmla.arch.sites import mtp_layers
 from quantmla.checkpoint.locate import PACKAGED, read_config
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import UnsupportedModel
@@ -63,7 +64,7 @@ def inspect_model(model: str) -> Inspection:
         supported=reason is None,
         reason=reason,
         layers=text.get("num_hidden_layers") or text.get("num_layers"),
-        mtp_layers=int(text.get("num_nextn_predict_layers") or 0),
+        mtp_layers=mtp_layers(text),
         dtype=config.get("dtype") or config.get("torch_dtype"),
         quantization=method,
         cache_format=None if recorded is None else describe(recorded),

@@ -6,12 +6,11 @@ every layer's random numbers depend only on the seed and the layer.
 """
 
 import hashlib
-import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,18 @@ from quantmla.capture.stream import CaptureSettings, OnProgress, captured_layers
 from quantmla.capture.tokens import CalibrationTokens
 from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import QuantMLAError
+from quantmla.layer_log import LayerLog, Learned, finished_layers, save_layer
 from quantmla.method import load_method
-from quantmla.method.layer import Fitted, Layer, PathErrors, Sample, held_out_errors
-from quantmla.method.spread import Spread, cached_spread
+from quantmla.method.layer import Fitted, Layer, Sample, held_out_errors
+from quantmla.method.spread import cached_spread
 from quantmla.progress import say
 from quantmla.quant.mixed import ModelFormat
 from quantmla.transform.layer import LayerTransform, identity
-from quantmla.transform.store import transforms_from_file, transforms_to_bytes
 from quantmla.workdir import (
     THREADS,
     begun_with,
     check_workdir,
-    is_workdir,
     mark_workdir,
-    write_whole,
 )
 
 
@@ -52,27 +49,6 @@ class LearnSettings:
     seed: int = 0
     device: str = "cpu"
     batch_size: int = 8  # sequences per forward pass of the model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerLog:
-    """How one layer went. Errors are on held-out text, each path alone, nothing protected."""
-
-    prefix: str
-    before: PathErrors  # the checkpoint as it is, in the same format
-    after: PathErrors
-    seconds: float
-    peak_bytes: int  # of device memory on a GPU, else of the process
-    history: tuple[tuple[str, int, float], ...]  # path, step, held-out objective
-    spread: Mapping[str, Spread] = field(default_factory=dict)  # before and after
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """All layers, in the model's order."""
-
-    transforms: Mapping[str, LayerTransform]  # by attention prefix
-    logs: tuple[LayerLog, ...]
 
 
 def learn_checkpoint(  # noqa: PLR0913
@@ -90,10 +66,11 @@ def learn_checkpoint(  # noqa: PLR0913
 
     Raises UsageError for a work folder of another run when resuming, or of any run when not.
     """
-    run = _fingerprint(source, tokens, settings)
+    run = fingerprint(source, tokens, settings)
     check_workdir(workdir, run, resume=resume)
     say_other_threads(workdir)
-    done = {log.prefix: (t, log) for t, log in _finished(workdir)}
+    earlier = finished_layers(workdir)
+    done = {log.prefix: (earlier.transforms[log.prefix], log) for log in earlier.logs}
     all_BS = torch.cat((tokens.train_BS, tokens.held_out_BS))
     capture = CaptureSettings(
         workdir=workdir, device=settings.device, batch_size=settings.batch_size
@@ -106,7 +83,7 @@ def learn_checkpoint(  # noqa: PLR0913
         transform, log = _fit_site(
             source, adapter, site, captured, (len(tokens.train_BS), settings)
         )
-        _save(workdir, site, transform, log)
+        save_layer(workdir, site, transform, log)
         done[site.prefix] = (transform, log)
         if on_layer is not None:
             on_layer(log)
@@ -125,8 +102,8 @@ def check_learning(
 ) -> None:
     """Refuses what `learn_checkpoint` would before its first layer; None: an empty work folder."""
     if workdir is not None:
-        check_workdir(workdir, _fingerprint(source, tokens, settings), resume=resume)
-        _finished(workdir)
+        check_workdir(workdir, fingerprint(source, tokens, settings), resume=resume)
+        finished_layers(workdir)
     # checks its arguments at once, and runs nothing before a layer is asked for
     captured_layers(
         source, adapter, torch.cat((tokens.train_BS, tokens.held_out_BS)), CaptureSettings()
@@ -209,9 +186,10 @@ def _peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _fingerprint(
+def fingerprint(
     source: TensorSource, tokens: CalibrationTokens, settings: LearnSettings
 ) -> dict[str, Any]:
+    """All that decides the transforms: two runs with the same one end alike."""
     ids = hashlib.sha256()
     for part in (tokens.train_BS, tokens.held_out_BS):
         ids.update(repr(tuple(part.shape)).encode() + part.contiguous().numpy().tobytes())
@@ -228,21 +206,6 @@ def _fingerprint(
     }
 
 
-def layer_line(log: LayerLog, number: int, total: int) -> str:
-    """What is shown when a layer is finished."""
-
-    def change(before: float, after: float) -> str:
-        share = f" ({after / before - 1:+.0%})" if before > 0 else ""
-        return f"{before:.2e} -> {after:.2e}{share}"
-
-    return (
-        f"layer {number}/{total} {log.prefix}: content output error "
-        f"{change(log.before.content_output, log.after.content_output)}, rope score error "
-        f"{change(log.before.rope_scores, log.after.rope_scores)}, {log.seconds:.1f} s, "
-        f"peak {log.peak_bytes / 2**30:.2f} GiB"
-    )
-
-
 def say_other_threads(workdir: Path) -> None:
     """Sums over other numbers of threads round otherwise: no reason to refuse, but to be known."""
     begun, now = begun_with(workdir).get(THREADS), torch.get_num_threads()
@@ -252,37 +215,3 @@ def say_other_threads(workdir: Path) -> None:
             "differ in their last bits from those of a run that was not stopped",
             True,
         )
-
-
-def kept_transforms(workdir: Path) -> dict[str, LayerTransform]:
-    """Those of the finished layers in a work folder, by attention prefix; none where it is none."""
-    found = _finished(workdir) if is_workdir(workdir) else []
-    return {log.prefix: transform for transform, log in found}
-
-
-def _save(workdir: Path, site: AttentionSite, transform: LayerTransform, log: LayerLog) -> None:
-    """The log goes last: a layer counts as finished when it is there."""
-    stem = f"layer_{site.cache_index:04d}"
-    write_whole(workdir / f"{stem}.safetensors", transforms_to_bytes({site.prefix: transform}))
-    write_whole(workdir / f"{stem}.json", json.dumps(asdict(log)).encode())
-
-
-def _finished(workdir: Path) -> list[tuple[LayerTransform, LayerLog]]:
-    found = []
-    for path in sorted(workdir.glob("layer_*.json")):
-        try:
-            log = _read_log(path)
-            found.append((transforms_from_file(path.with_suffix(".safetensors"))[log.prefix], log))
-        except (ValueError, TypeError, KeyError, AttributeError, QuantMLAError) as error:
-            raise QuantMLAError(
-                f"the finished layer {path} is damaged ({error}): remove this file to learn it "
-                "again with --resume"
-            ) from error
-    return found
-
-
-def _read_log(path: Path) -> LayerLog:
-    data = json.loads(path.read_text())
-    data["before"], data["after"] = PathErrors(*data["before"]), PathErrors(*data["after"])
-    data["history"] = tuple(tuple(v) for v in data["history"])
-    return LayerLog(**data)

@@ -2,9 +2,7 @@
 
 import csv
 import io
-import json
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from quantmla import __version__
@@ -12,14 +10,12 @@ from quantmla.arch import Adapter
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.errors import QuantMLAError, UsageError, require
 from quantmla.fuse.checkpoint import CONFIG_KEY
-from quantmla.learn import LayerLog
+from quantmla.layer_log import LayerLog
 from quantmla.mla.geometry import MlaGeometry
 from quantmla.quant.format import CacheFormat
 from quantmla.quant.layout import layout_for
 from quantmla.quant.mixed import format_from_json, uniform_format
 from quantmla.recipe import Recipe
-from quantmla.transform.layer import LayerTransform
-from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 
 VERSION = 1  # of what stands under that key
 
@@ -107,29 +103,6 @@ def open_original(
         f"{base} is not the checkpoint that {folder} was made from: their hashes differ",
     )
     return source
-
-
-def is_output_of(
-    source: TensorSource,
-    adapter: Adapter,
-    recipe: Recipe,
-    transforms: Mapping[str, LayerTransform],
-) -> bool:
-    """Whether the recipe's output folder is what fusing all layers' `transforms` wrote."""
-    sites = adapter.sites(source.config, source.names)
-    if recipe.output.folder is None or set(transforms) != {s.prefix for s in sites if not s.mtp}:
-        return False
-    folder, wanted = Path(recipe.output.folder), manifest(source, adapter, recipe, transforms)
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))[CONFIG_KEY]
-        stored = transforms_from_file(folder / FILE_NAME)
-    except (OSError, ValueError, TypeError, KeyError, QuantMLAError):
-        return False
-    return found == json.loads(json.dumps(wanted)) and _as_bytes(stored) == _as_bytes(transforms)
-
-
-def _as_bytes(transforms: Mapping[str, LayerTransform]) -> dict[str, bytes]:
-    return {prefix: transforms_to_bytes({prefix: t}) for prefix, t in transforms.items()}
 
 
 def log_table(logs: Sequence[LayerLog]) -> str:

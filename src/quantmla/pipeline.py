@@ -13,30 +13,25 @@ from quantmla.arch import Adapter, adapter_for
 from quantmla.capture.soundness import check_checkpoint, check_finite
 from quantmla.capture.tokens import CalibrationTokens, calibration_tokens, load_tokenizer, read_text
 from quantmla.card import model_card
-from quantmla.checkpoint.rewrite import check_output, check_space
+from quantmla.checkpoint.rewrite import check_output, check_space, remove_replaced
 from quantmla.checkpoint.source import TensorSource, open_source
 from quantmla.device import resolve_device
 from quantmla.errors import UsageError, require
+from quantmla.finished import LOG, finished_output
 from quantmla.fuse.checkpoint import CONFIG_KEY, fuse_checkpoint
 from quantmla.fuse.copied import require_copied, require_same_files
 from quantmla.interrupts import is_interrupt, words
-from quantmla.learn import (
-    LayerLog,
-    Learned,
-    LearnSettings,
-    check_learning,
-    kept_transforms,
-    layer_line,
-    learn_checkpoint,
-)
+from quantmla.layer_log import LayerLog, Learned, layer_line
+from quantmla.learn import LearnSettings, check_learning, fingerprint, learn_checkpoint
 from quantmla.lock import sole_user
-from quantmla.manifest import is_output_of, log_table, manifest, open_original, read_manifest
+from quantmla.manifest import log_table, manifest, open_original, read_manifest
 from quantmla.method import load_method, options_for
 from quantmla.plan import plan
 from quantmla.progress import bars, say
 from quantmla.quant.layout import layout_for
 from quantmla.quant.mixed import ModelFormat, distinct_formats, require_layers
 from quantmla.recipe import Calibration, Recipe, decided, resolved, to_yaml
+from quantmla.run_record import FILE_NAME as RUN
 from quantmla.run_record import run_record
 from quantmla.transform.store import FILE_NAME, transforms_from_file, transforms_to_bytes
 from quantmla.verify import (
@@ -45,7 +40,7 @@ from quantmla.verify import (
     verify_layers,
     verify_logits,
 )
-from quantmla.workdir import check_makeable, empty_workdir, is_workdir
+from quantmla.workdir import check_makeable, check_workdir, empty_workdir, is_workdir
 
 
 def quantize(
@@ -59,15 +54,18 @@ def quantize(
     recipe = decided(recipe, asdict(options))
     source, adapter = _original(recipe, fmt)
     out = _output(recipe)
-    folder = out.with_name(out.name + ".work")
-    written = resume and not overwrite and _is_written(source, adapter, recipe, folder)
-    work = _Work(folder, resume, overwrite, written, progress)
-    check_output(source.path, out, overwrite=overwrite or written, marks=(CONFIG_KEY,))
-    check_makeable(work.folder, out)
-    tokens = _tokens(source, recipe.calibration)
     method, seed = recipe.transform.method, recipe.calibration.seed
     settings = LearnSettings(method=method, options=options, fmt=fmt, seed=seed, device=device)
-    if not written:
+    written = None
+    if resume and not overwrite and out.exists():
+        run = fingerprint(source, _tokens(source, recipe.calibration), settings)
+        written = finished_output(source, adapter, recipe, run)
+    whole = written is not None
+    work = _Work(out.with_name(out.name + ".work"), resume, overwrite, written, progress)
+    check_output(source.path, out, overwrite=overwrite or whole, marks=(CONFIG_KEY,))
+    check_makeable(work.folder, out)
+    tokens = _tokens(source, recipe.calibration)
+    if not whole:
         check_space(source, out)
     if dry_run:
         kept = None if overwrite and not resume and is_workdir(work.folder) else work.folder
@@ -80,6 +78,7 @@ def quantize(
             empty_workdir(work.folder)
         learned, checks = _run(source, adapter, recipe, tokens, settings, work)
         try:
+            remove_replaced(out)
             empty_workdir(work.folder)
         except KeyboardInterrupt:
             what = f"{out} is written and checked; {work.folder} can be removed"
@@ -148,7 +147,7 @@ class _Work(NamedTuple):
     folder: Path
     resume: bool
     overwrite: bool
-    written: bool  # the output, by the run that is resumed
+    written: Learned | None  # what the output is made of, if the run that is resumed wrote it
     progress: bool
 
 
@@ -161,11 +160,15 @@ def _run(
     work: _Work,
 ) -> tuple[Learned, tuple[LayerCheck, ...]]:
     """Learns, writes the output, then proves that it holds the same function."""
-    out = _output(recipe)
+    out, run = _output(recipe), fingerprint(source, tokens, settings)
     try:
-        learned = _learn(source, adapter, tokens, settings, work)
-        if not work.written:
-            _write(source, adapter, recipe, learned, overwrite=work.overwrite)
+        if work.written is None:
+            learned = _learn(source, adapter, tokens, settings, work)
+            _write(source, adapter, recipe, learned, run, overwrite=work.overwrite)
+        else:
+            check_workdir(work.folder, run, resume=True)
+            say(f"{out} is written: its check is all that is left to do", work.progress)
+            learned = work.written
         checks = verify_layers(source, open_source(out), adapter, learned.transforms)
         require_exact(checks)
         return learned, checks
@@ -173,16 +176,10 @@ def _run(
         if not is_interrupt(error):
             raise
         how, said = "go on with --resume", f"{words(error)}; finished layers are in {work.folder}"
-        if _is_written(source, adapter, recipe, work.folder):
+        if finished_output(source, adapter, recipe, run) is not None:
             said = f"interrupted; {out} is written but not checked"
             how += f", or check it with `quantmla verify {out}`"
         raise KeyboardInterrupt(f"{said}: {how}") from None
-
-
-def _is_written(source: TensorSource, adapter: Adapter, recipe: Recipe, work: Path) -> bool:
-    """Whether the output is there, made of the layers in `work`."""
-    there = _output(recipe).exists()
-    return there and is_output_of(source, adapter, recipe, kept_transforms(work))
 
 
 def _learn(
@@ -211,7 +208,13 @@ def _learn(
 
 
 def _write(
-    source: TensorSource, adapter: Adapter, recipe: Recipe, learned: Learned, *, overwrite: bool
+    source: TensorSource,
+    adapter: Adapter,
+    recipe: Recipe,
+    learned: Learned,
+    run: Mapping[str, Any],
+    *,
+    overwrite: bool,
 ) -> None:
     """Fuses into the output folder, with all that stands beside the weights."""
     config = manifest(source, adapter, recipe, tuple(learned.transforms))
@@ -219,8 +222,8 @@ def _write(
         FILE_NAME: transforms_to_bytes(learned.transforms),
         "recipe.yaml": to_yaml(recipe),
         "quantmla_log.csv": log_table(learned.logs),
-        "quantmla_log.json": json.dumps([asdict(log) for log in learned.logs]) + "\n",
-        "quantmla_run.json": run_record(),
+        LOG: json.dumps([asdict(log) for log in learned.logs]) + "\n",
+        RUN: run_record(run),
         "README.md": model_card(config, learned.logs),
     }
     fuse_checkpoint(

@@ -1,7 +1,8 @@
 """The work folder of a run that can go on after a kill: whose it is, and files that are whole.
 
 It is known by a state file that says what the run is made from. Files are written beside their
-place, flushed and renamed, so that whatever has its name is finished.
+place, flushed and renamed, so that whatever has its name is finished. A folder that is emptied
+loses its state first, by a rename: at every moment its files count all, or none does.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from quantmla.errors import QuantMLAError, UsageError, require
 
 STATE = "state.json"  # what the folder's run is
+EMPTYING = "emptying.json"  # what that is called from when the folder is emptied
 THREADS = "cpu_threads"  # stands there too; a run may go on with others
 UNFINISHED = ".partial"
 
@@ -52,12 +54,8 @@ def check_file(file: Path) -> None:
 def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -> None:
     """Refuses a work folder of another run, and what is no work folder."""
     if not is_workdir(workdir):
-        killed_early = {STATE + UNFINISHED}
-        free = not workdir.exists() or (
-            workdir.is_dir() and {path.name for path in workdir.iterdir()} <= killed_early
-        )
         require(
-            free,
+            not workdir.exists() or _is_free(workdir),
             f"{workdir} is in the way and no work folder of quantmla: move it, or choose another "
             "output",
             UsageError,
@@ -77,11 +75,19 @@ def check_workdir(workdir: Path, fingerprint: dict[str, Any], *, resume: bool) -
     )
 
 
+def _is_free(folder: Path) -> bool:
+    """Whether nothing in a folder without a state counts: a killed run left it, or nobody did."""
+    killed_early = {STATE + UNFINISHED}
+    return folder.is_dir() and (
+        (folder / EMPTYING).is_file() or {path.name for path in folder.iterdir()} <= killed_early
+    )
+
+
 def _read_state(workdir: Path) -> dict[str, Any]:
     """What the work folder's run is; a sentence where that cannot be read."""
     try:
         return dict(json.loads((workdir / STATE).read_text()))
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise QuantMLAError(
             f"{workdir / STATE} is damaged ({error}): remove {workdir} to begin anew"
         ) from error
@@ -98,6 +104,7 @@ def is_workdir(folder: Path) -> bool:
 
 def mark_workdir(workdir: Path, fingerprint: dict[str, Any]) -> None:
     if not is_workdir(workdir):
+        empty_workdir(workdir)  # of a killed run that was about to
         try:
             workdir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -123,18 +130,30 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def empty_workdir(workdir: Path) -> None:
     """Drops what an interrupted or finished run left; touches no other folder."""
-    if not is_workdir(workdir):
+    if is_workdir(workdir):
+        _check_inner(workdir)
+        (workdir / STATE).replace(workdir / EMPTYING)
+    if not (workdir / EMPTYING).is_file():
         return
     # The mark goes last: until then a killed removal is still known as ours.
-    for path in sorted(workdir.iterdir(), key=lambda path: path.name == STATE):
-        if path.is_dir():
+    for path in sorted(workdir.iterdir(), key=lambda path: path.name == EMPTYING):
+        if path.is_dir() and not path.is_symlink():
             remove_workdir(path)
         else:
             path.unlink()
+
+
+def _check_inner(workdir: Path) -> None:
+    """Refuses to empty a folder that holds another which no run made."""
+    for path in workdir.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            ours = is_workdir(path) or _is_free(path)
+            require(ours, f"{path} is no work folder of quantmla: move it away", UsageError)
 
 
 def remove_workdir(workdir: Path) -> None:
     """The same, and the folder itself; one inside another run's folder goes with it."""
     empty_workdir(workdir)
     if workdir.is_dir():
+        (workdir / (STATE + UNFINISHED)).unlink(missing_ok=True)
         workdir.rmdir()

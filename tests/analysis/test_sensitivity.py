@@ -18,6 +18,7 @@ from quantmla.arch import adapter_for
 from quantmla.capture.tokens import read_text
 from quantmla.checkpoint.source import open_source
 from quantmla.cli import main
+from quantmla.errors import QuantMLAError
 from quantmla.method.quantmla import Options
 from quantmla.pipeline import quantize
 from quantmla.quant.format import parse_format
@@ -97,12 +98,34 @@ def test_a_stopped_fit_goes_on_after_its_last_layer(subject, monkeypatch):
     found = measure(subject, SHORT)
     assert fitted[4:] == [1, 0, 1]  # the rest of the second width, and the third
     left = {path.name for path in subject.workdir.iterdir()}
-    assert left == {f"sensitivity_{n}.safetensors" for n in ("c2r2", "c3r3", "c4r4")} | {
+    widths, kinds = ("c2r2", "c3r3", "c4r4"), ("json", "safetensors")
+    assert left == {f"sensitivity_{n}.{kind}" for n in widths for kind in kinds} | {
         f"sensitivity_{i:04d}.json" for i in (0, 1)
     }
     whole = subject.workdir / "whole"
     whole.mkdir()
     assert measure(replace(subject, workdir=whole), SHORT) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("sensitivity_0001.json", lambda text: text.replace(b'"kl"', b'"lk"', 1)),
+        ("sensitivity_0001.json", lambda text: b"[{}]"),
+        ("sensitivity_0001.json", lambda text: b"5"),
+        ("sensitivity_c3r3.json", lambda text: b"{}"),
+        ("sensitivity_c3r3.safetensors", lambda data: data[:-8] + b"\0" * 8),
+    ],
+)
+def test_a_part_that_was_changed_is_named(name: str, change, subject):
+    measure(subject, SHORT)
+    path = subject.workdir / name
+    path.write_bytes(change(path.read_bytes()))
+    named = path.with_suffix(".json")
+    with pytest.raises(QuantMLAError, match=f"{named} is damaged or has been changed: remove"):
+        measure(subject, SHORT)
+    named.unlink()  # as it says
+    measure(subject, SHORT)
 
 
 def test_a_cell_quantises_one_path_of_one_layer():

@@ -230,6 +230,12 @@ def test_missing_sizes_are_named(tiny_checkpoint: Tiny):
             adapter.geometry(config)
     with pytest.raises(UnsupportedModel, match="qk_rope_head_dim 7 is odd"):
         adapter.geometry({**source.config, "qk_rope_head_dim": 7})
+    for value, shown in ((0, "0"), (-2, "-2"), (True, "True"), (2.0, "2.0"), ("2", "'2'")):
+        with pytest.raises(UnsupportedModel, match=f"q_lora_rank = {shown}; youtu needs a pos"):
+            adapter.geometry({**source.config, "q_lora_rank": value})
+    for key in ("hidden_size", "qk_nope_head_dim", "qk_head_dim", "kv_lora_rank"):
+        with pytest.raises(UnsupportedModel, match=f"{key} = about 10.400; no model has more"):
+            adapter.geometry({**source.config, key: 10**400})
 
 
 @pytest.mark.parametrize("layers", [None, "2", 0, -1, 2.0, True, 10**9])

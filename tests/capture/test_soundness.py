@@ -53,11 +53,15 @@ def test_what_stands_around_the_layers_must_be_there(tiny_checkpoint: Tiny, tmp_
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("rope_parameters", {"rope_theta": "x"}, "rope_theta = 'x'; it must be above 0"),
+        ("rope_parameters", {"rope_theta": "x"}, "rope_theta = 'x', which is not a number above"),
         ("rope_parameters", {"rope_theta": 1e4, "rope_type": "foo"}, "rope_type = 'foo'; known: "),
-        ("rope_scaling", {"rope_type": "yarn", "factor": "x"}, "factor = 'x'; it must be above"),
+        (
+            "rope_scaling",
+            {"rope_type": "yarn", "factor": "x"},
+            "factor = 'x', which is not a number",
+        ),
         ("first_k_dense_replace", None, "first_k_dense_replace = None; a whole number of at least"),
-        ("vocab_size", 0, "vocab_size = 0; a whole number of at least 1"),
+        ("vocab_size", 0, "vocab_size = 0, which is not a whole number of at least 1"),
         ("vocab_size", 100, r"embed_tokens.weight is \(256, 64\), but by .* \(100, 64\)"),
         ("dtype", "float64", "dtype is torch.float64; supported: torch.bfloat16"),
         ("dtype", "foo", "refuses config.json: module 'torch' has no attribute 'foo'"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny import CASES, load, random_tokens, rewrite_tensors
 from torch import Tensor
 
@@ -184,6 +186,28 @@ def test_hidden_states_of_other_tokens_are_not_resumed_from(
     got = [copied(f) for f in capture(folder, other, (first,), workdir=tmp_path / "work")]
     for a, b in zip(expected, got, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in TENSORS)
+
+
+def test_hidden_states_of_another_shape_or_name_are_not_resumed_from(
+    tiny_checkpoint: Folder, tmp_path: Path
+) -> None:
+    folder, work = many_layers(tiny_checkpoint, tmp_path / "model", 3), tmp_path / "work"
+    expected = [copied(found) for found in capture(folder, tokens())][1:]
+    stream = capture(folder, tokens(), workdir=work)
+    first = next(stream).site.prefix
+    next(stream)
+    stream.close()
+    path = work / "hidden_1.safetensors"
+    with safe_open(path, "pt") as file:
+        mark, rows = file.metadata(), file.get_tensor("activations")
+    edits = ({"activations": rows[1:]}, {"activations": rows.double()}, {"rows": rows})
+    for edit in edits:
+        save_file(edit, path, metadata=mark)
+        (work / "hidden_x.safetensors").write_bytes(b"a copy")
+        got = [copied(found) for found in capture(folder, tokens(), (first,), workdir=work)]
+        for a, b in zip(expected, got, strict=True):
+            assert all(torch.equal(a[name], b[name]) for name in TENSORS)
+        assert not list(work.iterdir())
 
 
 def live_bytes() -> int:

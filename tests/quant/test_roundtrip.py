@@ -1,5 +1,7 @@
 """What a reader sees: content groups, page-centred rope keys, unfinished pages."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,6 +10,7 @@ from random_layer import normal
 
 from quantmla.quant.affine import fake_quantize
 from quantmla.quant.format import CacheFormat, parse_format
+from quantmla.quant.page import pack_pages, unpack_pages
 from quantmla.quant.roundtrip import page_means, read_content, read_rope
 
 FMT = CacheFormat()
@@ -71,3 +74,39 @@ def test_means_are_float16_values_whatever_the_order_of_summation():
     mean = page_means(k)
     assert torch.equal(mean, mean.half().float())
     assert torch.equal(mean, page_means(k[:, torch.randperm(64)]))
+
+
+@pytest.mark.parametrize("rule", ["hold_zero", "paper"])
+@pytest.mark.parametrize("centring", ["page", "none"])
+@pytest.mark.parametrize("largest", [1e37, 1.6e38, torch.finfo(torch.bfloat16).max])
+@pytest.mark.parametrize("tokens", [64, 70])
+def test_keys_whose_sum_is_beyond_float32_are_read_as_their_bytes_are(
+    tokens, largest, centring, rule
+):
+    fmt = replace(parse_format("c4r4", rope_centring=centring), range_rule=rule)
+    even, uneven = torch.full((tokens, 64), largest), torch.rand(tokens, 64) * largest
+    for k in (even, -even, uneven, uneven - uneven.flip(0)):
+        k = k.bfloat16().float().requires_grad_()
+        got = read_rope(k, fmt)
+        # under the published rule, codes step by a 15th of the range, past float32's end
+        assert torch.isfinite(got).all() or (rule == "paper" and largest > 3e38)
+        if rule == "hold_zero":  # the other's scale sums gradients of its own size over a group
+            (gradient,) = torch.autograd.grad(got.sum(), k)
+            assert torch.isfinite(gradient).all()
+        if rule == "hold_zero" and centring == "page" and tokens == 64:
+            rows = k.detach().bfloat16()[None]
+            pages = pack_pages(torch.zeros(1, 64, 64).bfloat16(), rows, fmt)
+            assert torch.equal(unpack_pages(pages, 64, 64, fmt)[1][0], got)
+
+
+def test_the_mean_hands_its_gradient_to_every_key_alike():
+    k = biased(8, 64).requires_grad_()
+    fmt = parse_format("c4r2")
+    weights = normal(9, 64, 64).float()
+    (found,) = torch.autograd.grad((weights * read_rope(k, fmt)).sum(), k)
+    # the same with a mean whose gradient torch derives
+    leaf = k.detach().clone().requires_grad_()
+    mean = page_means(leaf.detach()[None])[0] + (leaf.mean(0) - leaf.detach().mean(0))
+    read = mean + fake_quantize(leaf - mean, 2, 2, clip=fmt.rope_clip)
+    (expected,) = torch.autograd.grad((weights * read).sum(), leaf)
+    assert torch.equal(found, expected)

@@ -71,6 +71,8 @@ def changed(folder, **changes):
         ({"version": 2}, "has version 2, not 1"),
         ({"schema": "other"}, "has schema 'other'"),
         ({"results": []}, "is an empty run: no task has been finished"),
+        ({"results": [5]}, "is damaged: it has something else under results"),
+        ({"header": [], "complete": 1}, "is damaged: it has something else under header, compl"),
     ],
 )
 def test_runs_that_cannot_be_read(folder, changes, words):
@@ -113,6 +115,47 @@ def test_items_of_other_data_are_not_taken_over(folder):
     with pytest.raises(UsageError, match="of other data or settings of task piqa"):
         finished(folder, "rtn", {**TASK, "data_sha256": "z"})
     assert finished(folder, "rtn", {**TASK, "name": "boolq"}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"items": None},
+        {"items": {}},
+        {"items": [5]},
+        {"items": [{"item": "0"}]},
+        {"items": [{"item": "0", "score": "1"}]},
+        {"cost": None},
+        {"cost": [1.0]},
+        {"cost": {"score": 1.0}},
+    ],
+)
+def test_an_edited_item_is_named(folder, change):
+    path = item_path(folder, "rtn", "piqa")
+    whole = json.loads(path.read_text())
+    (key,) = change
+    for edit in (whole | change, {k: v for k, v in whole.items() if k != key}):
+        path.write_text(json.dumps(edit))
+        with pytest.raises(QuantMLAError, match=r"piqa\.json is damaged: remove this file to run"):
+            summarize(folder, DOCUMENT)
+
+
+def test_items_are_as_many_as_the_task_has(folder):
+    task = {**TASK, "items": 5}
+    path = item_path(folder, "rtn", "piqa")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": task}))
+    with pytest.raises(QuantMLAError, match=r"piqa\.json is damaged"):
+        finished(folder, "rtn", task)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"header": None}, {"header": []}, {"tasks": None}, {"tasks": [5]}, {"tasks": [{"name": 5}]}],
+)
+def test_an_edited_run_is_named(folder, change):
+    changed(folder, **change)
+    with pytest.raises(QuantMLAError, match=r"tasks\.json is damaged"):
+        start_run(folder, DOCUMENT, resume=True)
 
 
 def test_averages_are_over_the_published_columns():

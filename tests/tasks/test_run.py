@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from killed import killed_before
 
 from quantmla.cli import main
 from quantmla.errors import QuantMLAError, UsageError
@@ -123,6 +125,30 @@ def test_a_stopped_run_goes_on(request_for, monkeypatch, tmp_path):
     other = replace(request.evaluation, limit=2)
     with pytest.raises(UsageError, match="other data or settings of task piqa"):
         evaluate_tasks(replace(request, resume=True, evaluation=other), progress=False)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_at_any_change_of_a_file_goes_on(request_for, monkeypatch, tmp_path):
+    found, score, folder = {}, stage.score_items, tmp_path / "run"
+
+    def once(built, *rest):
+        label = built.asked.label
+        if label not in found:
+            found[label] = score(built, *rest)
+        return found[label]
+
+    monkeypatch.setattr(stage, "score_items", once)
+    request = request_for("piqa", "arc_easy")
+    whole = evaluate_tasks(replace(request, output=str(tmp_path / "whole")), progress=False)
+    for change in range(100):
+        killed = killed_before(change, folder, lambda: evaluate_tasks(request, progress=False))
+        again = evaluate_tasks(replace(request, resume=True), progress=False)
+        assert again["complete"], change
+        assert [r["score"] for r in again["results"]] == [r["score"] for r in whole["results"]]
+        if not killed:
+            break
+        shutil.rmtree(folder)
+    assert change > 10
 
 
 @pytest.mark.parametrize(

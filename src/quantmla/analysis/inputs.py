@@ -111,16 +111,23 @@ def _work_folder(request: AnalysisRequest) -> Path:
     work = out.with_name(out.name + ".work")
     for folder in (out, work):
         check_makeable(folder, out)
-    names = [FILE_NAME]
-    if request.budget is not None and not (request.resume and is_workdir(work)):
-        names.append(PLAN_NAME)  # a stopped run may have left its own
-    for name in names:
-        require(
-            request.overwrite or not (out / name).exists(),
-            f"{out / name} exists: choose another folder, or replace it with --overwrite",
-            UsageError,
-        )
+    result = out / FILE_NAME  # of a run that is resumed it may be its own, which `analyze` asks
+    if not request.resume:
+        require_absent(result, request)
+    # a stopped run may have left its own
+    own = request.resume and (is_workdir(work) or result.exists())
+    if request.budget is not None and not own:
+        require_absent(out / PLAN_NAME, request)
     return work
+
+
+def require_absent(file: Path, request: AnalysisRequest) -> None:
+    """Refuses to replace a file that the request does not say is to be replaced."""
+    require(
+        request.overwrite or not file.exists(),
+        f"{file} exists: choose another folder, or replace it with --overwrite",
+        UsageError,
+    )
 
 
 def _tokens(source: TensorSource, texts: Sequence[tuple[str, str]], protocol: Protocol) -> Tensor:

@@ -7,7 +7,6 @@ and path, and so would the plan. All of it is measured on the first text, on win
 learned from.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +31,7 @@ from quantmla.checkpoint.source import TensorSource
 from quantmla.errors import UsageError, require
 from quantmla.evaluate.perplexity import measure_text
 from quantmla.evaluate.variant import Variant
+from quantmla.kept import read_kept, tensors_of, write_kept
 from quantmla.learn import LearnSettings, learn_checkpoint
 from quantmla.manifest import CONFIG_KEY
 from quantmla.method.quantmla import Options
@@ -43,7 +43,7 @@ from quantmla.recipe import recipe_from
 from quantmla.transform.layer import LayerTransform
 from quantmla.transform.store import transforms_from_file, transforms_to_bytes
 from quantmla.verify import load_model
-from quantmla.workdir import remove_workdir, write_whole
+from quantmla.workdir import remove_workdir
 
 WIDTHS = (2, 3, 4, 8)
 LEARNED = (2, 3, 4)  # wider ones take the transform of the widest of these
@@ -122,7 +122,7 @@ def sensitivity_windows(source: TensorSource, text: str, protocol: Protocol) -> 
 
 def _fit(model: ModelSubject, tokens: CalibrationTokens, bits: int) -> dict[int, LayerTransform]:
     """Transforms for one width of both paths, by cache index; kept in the work folder."""
-    path = model.workdir / f"sensitivity_c{bits}r{bits}.safetensors"
+    path = model.workdir / f"sensitivity_c{bits}r{bits}.json"
     if not path.is_file():
         settings = LearnSettings(
             method="quantmla",
@@ -142,11 +142,12 @@ def _fit(model: ModelSubject, tokens: CalibrationTokens, bits: int) -> dict[int,
             resume=True,
             on_progress=lambda _, done, total: model.report(stage, done, total),
         )
-        write_whole(path, transforms_to_bytes(learned.transforms))
+        write_kept(path, {"bits": bits}, transforms_to_bytes(learned.transforms))
         remove_workdir(work)
+    read_kept(path)
     sites = model.adapter.sites(model.source.config, model.source.names)
     indices = {site.prefix: site.cache_index for site in sites}
-    return {indices[prefix]: t for prefix, t in transforms_from_file(path).items()}
+    return {indices[prefix]: t for prefix, t in transforms_from_file(tensors_of(path)).items()}
 
 
 def composed(fits: Fits, index: int, fmt: CacheFormat) -> LayerTransform:
@@ -189,7 +190,7 @@ def layer_divergences(
     """Rows of one layer; kept in the work folder."""
     kept = workdir / f"sensitivity_{index:04d}.json"
     if kept.is_file():
-        return list(json.loads(kept.read_text()))
+        return list(read_kept(kept))
     cells = [(path, bits) for path in PATHS for bits in WIDTHS]
     variants = [
         variant(f"{path} {bits}", fits, one_path(index, path, bits)) for path, bits in cells
@@ -204,7 +205,7 @@ def layer_divergences(
         }
         for (path, bits), result in zip(cells, measure_text(base, variants, windows), strict=True)
     ]
-    write_whole(kept, json.dumps(rows).encode())
+    write_kept(kept, rows)
     return rows
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from quantmla.arch.scaling import rope_parameters, softmax_scale
 from quantmla.arch.shapes import check_shapes
 from quantmla.arch.sites import DOWN, AttentionSite, require_every, require_spoken_of
+from quantmla.checkpoint.config import LARGEST, shown
 from quantmla.checkpoint.encode import encode
 from quantmla.checkpoint.source import TensorSource, require_finite
 from quantmla.errors import UnsupportedModel, require
@@ -72,24 +73,23 @@ class Adapter:
         text = config.get("text_config") or config
         return {**self.defaults, **text}
 
-    def _size(self, text: Mapping[str, Any], key: str) -> int:
+    def _size(self, text: Mapping[str, Any], key: str, most: int = LARGEST) -> int:
         value: Any = text.get(key)
         require(
-            isinstance(value, int) and not isinstance(value, bool) and value > 0,
-            f"config.json gives {key} = {value!r}; {self.model_type} needs a positive integer",
+            type(value) is int and value > 0,
+            f"config.json gives {key} = {shown(value)}; {self.model_type} needs a positive integer",
+            UnsupportedModel,
+        )
+        require(
+            value <= most,
+            f"config.json gives {key} = {shown(value)}; no model has more than {most}",
             UnsupportedModel,
         )
         return int(value)
 
     def num_layers(self, config: Mapping[str, Any]) -> int:
         """Decoder layers that ordinary generation runs. Raises UnsupportedModel for none."""
-        layers = self._size(self.text_config(config), self.layers_key)
-        require(
-            layers <= MAX_LAYERS,
-            f"config.json gives {self.layers_key} = {layers}; no model has more than {MAX_LAYERS}",
-            UnsupportedModel,
-        )
-        return layers
+        return self._size(self.text_config(config), self.layers_key, MAX_LAYERS)
 
     def geometry(self, config: Mapping[str, Any]) -> MlaGeometry:
         """Sizes and softmax scale. Raises UnsupportedModel when config.json lacks a size."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from quantmla.checkpoint.config import is_positive, shown
 from quantmla.errors import UnsupportedModel, require
 
 
@@ -21,11 +22,17 @@ def softmax_scale(head_dim: int, rope: Mapping[str, Any]) -> float:
         return scale
     factor = rope.get("factor")
     require(
-        all(isinstance(x, int | float) and 0 < x < math.inf for x in (factor, all_dim)),
-        f"config.json gives rope scaling {kind!r} with factor {factor!r} and mscale_all_dim "
-        f"{all_dim!r}; both must be positive numbers",
+        all(is_positive(x) for x in (factor, all_dim)),
+        f"config.json gives rope scaling {kind!r} with factor {shown(factor)} and mscale_all_dim "
+        f"{shown(all_dim)}; both must be positive numbers",
         UnsupportedModel,
     )
     assert factor is not None
     mscale = 0.1 * float(all_dim) * math.log(factor) + 1.0 if factor > 1 else 1.0
+    require(
+        math.isfinite(mscale * mscale),
+        f"config.json gives mscale_all_dim {all_dim!r}, which makes the softmax scale infinite: "
+        "published ones are about 1",
+        UnsupportedModel,
+    )
     return scale * mscale * mscale

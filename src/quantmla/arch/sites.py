@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from quantmla.checkpoint.config import is_count, shown
 from quantmla.errors import UnsupportedModel, require
 
 DOWN = ".kv_a_proj_with_mqa.weight"  # a tensor that latent attention has and nothing else
@@ -18,6 +19,18 @@ class AttentionSite:
     layer: int  # decoder layer
     cache_index: int  # the index that transformers passes to cache.update; MTP layers count on
     mtp: bool = False  # a multi-token-prediction layer, which ordinary generation does not run
+
+
+def mtp_layers(text: Mapping[str, Any]) -> int:
+    """How many layers of multi-token prediction the config speaks of."""
+    key = "num_nextn_predict_layers"
+    found = text.get(key)
+    require(
+        found is None or is_count(found, 0),
+        f"config.json gives {key} = {shown(found)}; a whole number of at least 0 is needed",
+        UnsupportedModel,
+    )
+    return found or 0
 
 
 def require_every(found: Iterable[AttentionSite], main: int, per_layer: int) -> None:
@@ -34,7 +47,7 @@ def require_every(found: Iterable[AttentionSite], main: int, per_layer: int) -> 
 
 def require_spoken_of(found: Iterable[AttentionSite], text: Mapping[str, Any], main: int) -> None:
     """No layer lies beyond those of generation and of multi-token prediction: it would not run."""
-    extra = int(text.get("num_nextn_predict_layers") or 0)
+    extra = mtp_layers(text)
     for site in found:  # MTP layers under a root of their own are numbered from 0 again
         require(
             site.layer < main + extra,

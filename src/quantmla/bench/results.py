@@ -68,8 +68,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         data = json.loads(path.read_text())
-        found, rows = data["environment"], list(data["rows"])
-    except (ValueError, KeyError, TypeError):
+        found, rows = dict(data["environment"]), [dict(row) for row in data["rows"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"{path} is not a result file: move it away") from None
     now = environment()
     changed = [key for key in now if key != "time" and found.get(key) != now[key]]

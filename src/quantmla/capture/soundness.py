@@ -1,10 +1,10 @@
 """Whether a checkpoint is a whole model, found out before any work: no layer runs."""
 
-import math
 from typing import Any
 
 from quantmla.arch.adapter import Adapter
 from quantmla.capture.decoder import Skeleton, on_meta, open_skeleton
+from quantmla.checkpoint.config import is_count, is_positive, shown
 from quantmla.checkpoint.source import DTYPES, TensorSource, require_finite
 from quantmla.errors import require
 
@@ -39,8 +39,8 @@ def _check_counts(config: Any) -> None:
     for key, low in COUNTS.items():
         value = getattr(config, key, low)
         require(
-            isinstance(value, int) and not isinstance(value, bool) and value >= low,
-            f"config.json gives {key} = {value!r}; a whole number of at least {low} is needed",
+            is_count(value, low),
+            f"config.json gives {key} = {shown(value)}; a whole number of at least {low} is needed",
         )
 
 
@@ -59,10 +59,9 @@ def _check_values(config: Any) -> None:
         )
     for key in ("rope_theta", "factor"):
         value = rope.get(key)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
         require(
-            value is None or (number and 0 < value < math.inf),
-            f"config.json gives rope parameters with {key} = {value!r}; it must be above 0",
+            value is None or is_positive(value),
+            f"config.json gives rope parameters with {key} = {shown(value)}; it must be above 0",
         )
 
 

@@ -130,6 +130,19 @@ def read_fingerprint(path: Path) -> str | None:
         return None
 
 
+def holds(path: Path, shape: Shape) -> bool:
+    """Whether a finished file's tensor is of that size and dtype."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = file.get_slice(TENSOR)
+            return (tuple(found.get_shape()), found.get_dtype()) == (
+                shape.sizes,
+                NAMES[shape.dtype],
+            )
+    except (OSError, SafetensorError):
+        return False
+
+
 def open_rows(shape: Shape, path: Path | None, fingerprint: str = "") -> Rows:
     """In memory when `path` is None."""
     return MemoryRows(shape) if path is None else FileRows(path, shape, fingerprint)

@@ -20,6 +20,7 @@ from quantmla.capture.record import attentions, recording
 from quantmla.capture.site import SiteRows
 from quantmla.capture.store import (
     Shape,
+    holds,
     map_rows,
     open_rows,
     read_fingerprint,
@@ -188,10 +189,10 @@ def _resume(run: _Run, folder: Path | None, mark: str) -> tuple[int, Tensor | No
             left.unlink()
     first_wanted = min(layer for layer in run.sites if run.wanted_of(layer))
     usable = -1
-    for file in folder.glob("hidden_*.safetensors"):
-        layer = int(file.stem.removeprefix("hidden_"))
-        if layer <= first_wanted and read_fingerprint(file) == mark:
-            usable = max(usable, layer)
+    for layer in range(first_wanted + 1):
+        file = _hidden_file(folder, layer)
+        if read_fingerprint(file) == mark and holds(file, run.hidden_shape):
+            usable = layer
     for file in folder.glob("hidden_*.safetensors"):
         if file != _hidden_file(folder, usable):
             file.unlink()

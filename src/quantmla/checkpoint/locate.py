@@ -7,23 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from quantmla.checkpoint.config import check_config
 from quantmla.errors import QuantMLAError, UsageError, require
 
 PACKAGED = ("nano",)  # models that ship inside the package
-# What config.json's keys hold, of those that are read apart from sizes.
-KINDS = {
-    "model_type": str,
-    "text_config": dict,
-    "architectures": list,
-    "quantization_config": dict,
-    "rope_parameters": dict,
-    "rope_scaling": dict,
-    "linear_attn_config": dict,
-    "num_nextn_predict_layers": int,
-    "dtype": str,
-    "torch_dtype": str,
-}
-KIND_NAMES = {str: "a string", dict: "an object", list: "a list", int: "a whole number"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Other copies of the same weights, which nobody reads here.
 OTHER_FORMATS = [
@@ -107,14 +94,7 @@ def read_config(model: str | Path, *, revision: str | None = None) -> dict[str, 
 
 
 def model_config(path: Path) -> dict[str, Any]:
-    """A config.json; a sentence when a key that we read holds another kind of value."""
+    """A config.json; a sentence when a key that we read holds what it cannot."""
     config = read_json(path)
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        for key, kind in KINDS.items():
-            value = part.get(key)
-            require(
-                value is None or isinstance(value, kind),
-                f"{path} gives {key} = {value!r:.80}, which is not {KIND_NAMES[kind]}",
-            )
+    check_config(config, str(path))
     return config

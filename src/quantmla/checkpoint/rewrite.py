@@ -73,7 +73,7 @@ def rewrite_checkpoint(
             (part / name).write_bytes(content.encode() if isinstance(content, str) else content)
         _sync(part)
         _put_in_place(part, out)
-        _remove_left_over(out.resolve(), "old")  # not before: it may be all that is left of `out`
+        remove_replaced(out)  # not before: it may be all that is left of `out`
     return Rewritten(out, tuple(n for n in source.names if n in replace), tuple(left_out))
 
 
@@ -201,6 +201,11 @@ def _temporary(out: Path) -> Iterator[Path]:
 
 def _part_of(target: Path) -> Path:
     return target.with_name(f"{target.name}.part-{os.getpid()}")
+
+
+def remove_replaced(out: Path) -> None:
+    """Removes the folders that `out` has taken the place of."""
+    _remove_left_over(out.resolve(), "old")
 
 
 def _remove_left_over(target: Path, kind: str) -> None:

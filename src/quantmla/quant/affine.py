@@ -45,7 +45,9 @@ def _scale_and_zero(
     # a tensor: on a GPU torch would multiply by a number's reciprocal, and bytes would differ
     top_code = torch.full_like(high, 2**bits - 1)
     if rule == "paper":
-        scale = (high - low).clamp(min=PAPER_MIN_RANGE) / top_code
+        span = high - low
+        halves = high / top_code - low / top_code  # for a range beyond float32's
+        scale = torch.where(span.isinf(), halves, span.clamp(min=PAPER_MIN_RANGE) / top_code)
     else:
         low, high = low.clamp(max=0), high.clamp(min=0)
         exact = (high - low) * clip / top_code
@@ -91,10 +93,19 @@ def fake_quantize(
     x = x_TC.unflatten(-1, (groups, -1))
     scale, zero = _scale_and_zero(x, bits, rule, clip)
     zero = zero.detach() if rule == "hold_zero" else _straight_zero(x, scale, bits)
-    codes = torch.clamp(_round_straight_through(x / scale) + zero, 0, 2**bits - 1)
+    steps = x / scale if rule == "hold_zero" else _finite(x / scale)
+    codes = torch.clamp(_round_straight_through(steps) + zero, 0, 2**bits - 1)
     return (scale * (codes - zero)).flatten(-2)
 
 
 def _straight_zero(x_TGc: Tensor, scale: Tensor, bits: int) -> Tensor:
     low = x_TGc.amin(-1, keepdim=True)
-    return torch.clamp(_round_straight_through(-low / scale), 0, 2**bits - 1)
+    return torch.clamp(_round_straight_through(_finite(-low / scale)), 0, 2**bits - 1)
+
+
+def _finite(steps: Tensor) -> Tensor:
+    """Infinity, which is no number of steps to round, as the largest number; all clip alike.
+
+    Large values of a narrow group come to it under `paper`; `hold_zero` has no such groups.
+    """
+    return steps.clamp(-torch.finfo(steps.dtype).max, torch.finfo(steps.dtype).max)

@@ -35,7 +35,8 @@ def page_means(k_rope_JLE: Tensor) -> Tensor:
 def read_rope(k_rope_TE: Tensor, fmt: CacheFormat) -> Tensor:
     """Rope keys as read back; differentiable. [..., T, E], where T starts at a page's first token.
 
-    Tokens of an unfinished last page are centred by the mean of those that are there.
+    Tokens of an unfinished last page are centred by the mean of those that are there. Finite for
+    finite keys, but for those that `paper` reads as more than float32 holds.
     """
     channels = k_rope_TE.shape[-1]
     if fmt.rope_bits == 16 or channels == 0:
@@ -59,9 +60,9 @@ def read_rope(k_rope_TE: Tensor, fmt: CacheFormat) -> Tensor:
 
 def _read_pages(k_rope_JLE: Tensor, fmt: CacheFormat, groups: int) -> Tensor:
     mean = page_means(k_rope_JLE).unsqueeze(-2)
-    # fake_quantize computes in the input's dtype; the rounding of the mean carries no gradient
-    true_mean = k_rope_JLE.mean(dim=-2, keepdim=True)
-    mean = mean.detach() + (true_mean - true_mean.detach())
+    # fake_quantize computes in the input's dtype; the rounding of the mean carries no gradient. The
+    # true mean's is that of a mean of zeros, as the sum of the keys themselves may overflow
+    mean = mean.detach() + (k_rope_JLE - k_rope_JLE.detach()).mean(dim=-2, keepdim=True)
     return mean + fake_quantize(
         k_rope_JLE - mean, fmt.rope_bits, groups, fmt.range_rule, fmt.rope_clip
     )

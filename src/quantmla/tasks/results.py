@@ -20,6 +20,15 @@ FILE = "tasks.json"
 BASELINE = "bf16"
 SAME_TO_RESUME = ("model", "settings", "variants")
 Document = dict[str, Any]
+KEYS = {  # of tasks.json, and what is there; the lists are of objects
+    "header": dict,
+    "model": dict,
+    "settings": dict,
+    "variants": list,
+    "tasks": list,
+    "results": list,
+    "complete": bool,
+}
 
 
 def item_path(folder: Path, variant: str, task: str) -> Path:
@@ -43,11 +52,20 @@ def write_json(path: Path, content: Any) -> None:
 def _read_json(path: Path) -> Document:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise QuantMLAError(f"{path} cannot be read: {error}") from None
     require(isinstance(found, dict), f"{path} is no JSON object")
     assert isinstance(found, dict)
     return found
+
+
+def _are_objects(found: Any, **kinds: type | tuple[type, ...]) -> bool:
+    """Whether that is a list of objects which have those keys, with values of those kinds."""
+    return isinstance(found, list) and all(
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(key), wanted) for key, wanted in kinds.items())
+        for entry in found
+    )
 
 
 def read_run(folder: Path | str) -> Document:
@@ -67,9 +85,14 @@ def read_run(folder: Path | str) -> Document:
         version == VERSION,
         f"{path} has version {version!r}, not {VERSION}, the one this release reads",
     )
-    keys = ("header", "model", "settings", "variants", "tasks", "results", "complete")
-    missing = [key for key in keys if key not in found]
+    missing = [key for key in KEYS if key not in found]
     require(not missing, f"{path} is damaged: it lacks {', '.join(missing)}")
+    other = [
+        key
+        for key, kind in KEYS.items()
+        if not (_are_objects(found[key]) if kind is list else isinstance(found[key], kind))
+    ]
+    require(not other, f"{path} is damaged: it has something else under {', '.join(other)}")
     require(bool(found["results"]), f"{folder} is an empty run: no task has been finished in it")
     return found
 
@@ -81,7 +104,7 @@ def start_run(folder: Path, document: Document, resume: bool) -> Document:
     """
     path = folder / FILE
     if not path.is_file():
-        empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        empty = not folder.exists() or (folder.is_dir() and all(map(_is_draft, folder.iterdir())))
         require(empty, f"{folder} exists and is not a run of `eval --tasks`", UsageError)
         return document
     require(
@@ -90,15 +113,26 @@ def start_run(folder: Path, document: Document, resume: bool) -> Document:
     earlier = _read_json(path)
     same = (earlier.get("schema"), earlier.get("version")) == (SCHEMA, VERSION)
     require(same, f"{path} was written by another version: name another folder", UsageError)
+    header, tasks = earlier.get("header"), earlier.get("tasks")
+    require(
+        isinstance(header, dict) and _are_objects(tasks, name=str, metric=str),
+        f"{path} is damaged: its header or its tasks are none; name another folder",
+    )
+    assert isinstance(header, dict)
     differ = [key for key in SAME_TO_RESUME if earlier.get(key) != document[key]]
-    versions = earlier.get("header", {}).get("versions")
+    versions = header.get("versions")
     differ += ["versions"] if versions != document["header"]["versions"] else []
     require(
         not differ,
         f"{folder} holds a run with other {', '.join(differ)}: name another folder",
         UsageError,
     )
-    return {**document, "tasks": earlier["tasks"]}
+    return {**document, "tasks": tasks}
+
+
+def _is_draft(path: Path) -> bool:
+    """What `write_json` leaves of that file when it is killed."""
+    return path.name.startswith(f".{FILE}.")
 
 
 def finished(folder: Path, variant: str, task: Document) -> Document | None:
@@ -111,6 +145,14 @@ def finished(folder: Path, variant: str, task: Document) -> Document | None:
         found.get("task") == task,
         f"{path} is of other data or settings of task {task['name']}: name another run folder",
         UsageError,
+    )
+    items, cost = found.get("items"), found.get("cost")
+    require(
+        _are_objects(items, score=(int, float))
+        and len(items or ()) == task.get("items", len(items or ()))
+        and isinstance(cost, dict)
+        and set(cost) <= {"seconds", "truncated", "cache_bytes"},
+        f"{path} is damaged: remove this file to run the task again with --resume",
     )
     return found
 

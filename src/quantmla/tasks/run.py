@@ -229,6 +229,8 @@ def _run(work: _Work, asked: Sequence[Asked], document: Document, progress: bool
                 if finished(work.folder, variant.name, about) is None:
                     say(f"{task.label}: {variant.name}", progress)
                     part = _one(work, built, variant, report)
+                    if not path.is_file():  # first: by it a folder is known as a run's
+                        write_json(path, summarize(work.folder, document))
                     target = item_path(work.folder, variant.name, task.label)
                     write_json(target, {"task": about} | part)
                     write_json(path, summarize(work.folder, document))
