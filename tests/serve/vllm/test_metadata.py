@@ -165,3 +165,20 @@ def test_a_remainder_takes_no_prompts_along(engine):
     metadata = builder.build(0, step)
     assert metadata.num_prefills == 42
     assert [call.batch for call in metadata.calls] == [30, 2]
+
+
+@pytest.mark.parametrize("fmt", ["c4r4", "c2r4"])
+def test_every_context_of_a_step_has_room_for_a_packed_page(cpu_vllm, tmp_path, fmt):
+    """A worker within the engine's process finds the window's page in vLLM's config by then."""
+    from vllm_harness import Engine, model_config, vllm_config
+
+    from quantmla.quant.format import parse_format
+
+    settings = {"chunk": 1 << 15, "max_len": 1024, "max_num_seqs": 256}
+    config = vllm_config(model_config(tmp_path, parse_format(fmt)), **settings)
+    config.cache_config.block_size = {"c4r4": 16, "c2r4": 8}[fmt]
+    builder = Engine(config, 200).builders[0]
+    assert builder.chunked_prefill_workspace_size == 1 << 16  # as with vLLM's own cache
+    metadata = builder.build(0, common([192] * 170, 64))
+    assert metadata.num_prefills == 170
+    assert [len(chunk.rows_TC) for chunk in metadata.context] == [170 * 64]

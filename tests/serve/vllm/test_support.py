@@ -92,6 +92,22 @@ def test_what_cannot_be_combined_is_refused_by_name(start, part, name, value, fl
     assert str(caught.value).count("\n") == 0
 
 
+def test_a_backend_of_the_kind_that_reads_no_packed_pages_is_refused(start):
+    """vLLM takes the backend of a kind before the one for all."""
+    from quantmla.serve.vllm.engine import AttentionBackendEnum
+    from quantmla.serve.vllm.layer import requested_layout
+
+    config = start()
+    kinds = config.attention_config.backend_per_kind
+    kinds["mla_attention"] = AttentionBackendEnum.FLASHMLA
+    with pytest.raises(UsageError, match="--attention-config has backend FLASHMLA"):
+        requested_layout(config)
+    config.attention_config.backend = None
+    assert requested_layout(config) is None
+    kinds["mla_attention"] = AttentionBackendEnum.CUSTOM
+    assert requested_layout(config) is not None
+
+
 def test_a_family_that_was_not_tried_is_refused(start):
     from quantmla.serve.vllm.support import why_not
 

@@ -19,7 +19,7 @@ from quantmla.serve.vllm.engine import (
 )
 from quantmla.serve.vllm.pool import PoolLayout
 from quantmla.serve.vllm.specs import WindowSpec
-from quantmla.serve.vllm.support import require_interleaved, served_layout
+from quantmla.serve.vllm.support import latent_backend, require_interleaved, served_layout
 
 BACKEND_PATH = "quantmla.serve.vllm.backend.QuantMLABackend"
 
@@ -73,8 +73,8 @@ class WindowCache(nn.Module, AttentionLayerBase):
 
 def requested_layout(config: VllmConfig) -> PoolLayout | None:
     """The packed cache of the model that is being built, or None where vLLM's own is asked for."""
-    backend = config.attention_config.backend
-    if backend is AttentionBackendEnum.CUSTOM and backend.get_path() == BACKEND_PATH:
+    custom, asked = AttentionBackendEnum.CUSTOM, config.attention_config.backend
+    if custom in (asked, latent_backend(config)) and custom.get_path() == BACKEND_PATH:
         return served_layout(config)
     if hasattr(config.model_config.hf_config, CONFIG_KEY):
         logger.info_once(

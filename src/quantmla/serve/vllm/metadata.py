@@ -6,6 +6,7 @@ lengths and slots do too.
 
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from quantmla.kernels.api import Tokens
 from quantmla.serve.settings import MAX_DRAFTS
+from quantmla.serve.vllm.backend import PAGE_SIZE
 from quantmla.serve.vllm.engine import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -107,6 +109,20 @@ class PackedBuilder(MLACommonMetadataBuilder):
         kernels = warm_up(layout, self.num_heads, most, device)
         pages = vllm_config.cache_config.num_gpu_blocks
         logger.info_once(f"{describe(layout, pages, len(layer_names))}; {kernels}")
+
+    @staticmethod
+    def determine_chunked_prefill_workspace_size(vllm_config: VllmConfig) -> int:
+        """vLLM's, for packed pages: each context of a step is gathered in whole ones.
+
+        Once it knows the groups, vLLM puts the smallest page of any into its config. A worker in
+        the engine's own process, which is how one GPU runs, would make room for window pages.
+        """
+        sizes = SimpleNamespace(
+            model_config=vllm_config.model_config,
+            scheduler_config=vllm_config.scheduler_config,
+            cache_config=SimpleNamespace(block_size=PAGE_SIZE),
+        )
+        return MLACommonMetadataBuilder.determine_chunked_prefill_workspace_size(sizes)
 
     def build(
         self,

@@ -19,11 +19,14 @@ from quantmla.serve.settings import (
     cache_settings,
 )
 from quantmla.serve.vllm.engine import (
+    AttentionBackendEnum,
     VllmConfig,
     current_platform,
     is_breakable_cudagraph_enabled,
 )
 from quantmla.serve.vllm.pool import PoolLayout, pool_layout
+
+LATENT_KIND = "mla_attention"  # vLLM's name in --attention-config, backend_per_kind
 
 
 class Refusal(NamedTuple):
@@ -31,6 +34,17 @@ class Refusal(NamedTuple):
 
     applies: Callable[[VllmConfig], object]
     sentence: str  # formatted with the value that `applies` returned
+
+
+def latent_backend(config: VllmConfig) -> Any:
+    """That vLLM takes for latent attention: one for this kind of cache comes first."""
+    attention = config.attention_config
+    return attention.backend_per_kind.get(LATENT_KIND, attention.backend)
+
+
+def _other_backend(config: VllmConfig) -> str | None:
+    backend = latent_backend(config)
+    return None if backend in (None, AttentionBackendEnum.CUSTOM) else str(backend.name)
 
 
 def _drafter(config: VllmConfig) -> str | None:
@@ -74,6 +88,11 @@ def _other_than(allowed: tuple[Any, ...], value: Any) -> Any:
 
 
 REFUSALS = (
+    Refusal(
+        _other_backend,
+        f"--attention-config has backend {{}} for {LATENT_KIND}, and it reads no packed pages: "
+        "use CUSTOM",
+    ),
     Refusal(
         lambda c: _other_than(CACHE_DTYPES, c.cache_config.cache_dtype),
         "--kv-cache-dtype {!r} cannot be combined with a packed cache, whose format the "
