@@ -4,11 +4,10 @@
 
 Everything is of the packaged *calibration* text: each choice is changed alone, transforms are
 learned from the method's own amount of text, and measured on windows which are neither learned from
-nor used to choose a step. Two rows change more: `H of all tokens` learns as if nothing were
-protected, and `published objective` is the method `paper`, through our quantiser, from as much text
-as ours. Differences of KL from the method as it is are paired; the standard error is that of their
-mean over windows. --output is by default benchmarks/results/choices_nano_<yyyymmdd>.json; rows that
-FILE has already are not measured again.
+nor used to choose a step. `H of all tokens` learns as if nothing were protected. Differences of KL
+from the method as it is are paired; the standard error is that of their mean over windows. --output
+is by default benchmarks/results/choices_nano_<yyyymmdd>.json; rows that it has are not measured
+again.
 """
 
 import argparse
@@ -47,7 +46,6 @@ from quantmla.workdir import write_whole
 OURS = "quantmla"
 AS_IT_IS = "as it is"
 ALL_TOKENS = "H of all tokens"
-PUBLISHED = "published objective"
 Row = dict[str, Any]
 
 OPTIONS = {
@@ -79,7 +77,6 @@ def jobs_of(windows: int, device: str) -> list[Job]:
         clips = [("content_clip", value) for value in CLIPS[name]]
         rates = [(option, value) for option, values in OPTIONS.items() for value in values]
         choices += [(f"{option} {value:g}", (option, value)) for option, value in clips + rates]
-        choices.append((PUBLISHED, None))
         found += [Job(name, choice, change, windows, device) for choice, change in choices]
     return found
 
@@ -117,11 +114,10 @@ def learned(job: Job, fmt: CacheFormat) -> Mapping[int, LayerTransform]:
     """By cache index."""
     source = open_source("nano")
     adapter = adapter_for(source.config)
-    method = "paper" if job.choice == PUBLISHED else OURS
     is_option = job.change is not None and job.change[0] in OPTIONS
     settings = LearnSettings(
-        method=method,
-        options=options_for(method, dict([job.change]) if is_option and job.change else {}),
+        method=OURS,
+        options=options_for(OURS, dict([job.change]) if is_option and job.change else {}),
         fmt=fmt.unprotected() if job.choice == ALL_TOKENS else fmt,
         device=job.device,
     )

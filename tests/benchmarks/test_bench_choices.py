@@ -64,9 +64,9 @@ def test_formats_that_are_learned(monkeypatch):
 
     monkeypatch.setattr(bench_choices, "learn_checkpoint", stop)
     jobs = [job for job in jobs_of(2, "cpu") if job.format == "c4r4"]
-    for job in (jobs[0], jobs[1], jobs[-1]):
+    for job in jobs[:2]:
         with pytest.raises(InterruptedError):
             learned(job, parse_format("c4r4"))
     usual = parse_format("c4r4")
     assert jobs[1].choice == ALL_TOKENS
-    assert seen == [("quantmla", usual), ("quantmla", usual.unprotected()), ("paper", usual)]
+    assert seen == [("quantmla", usual), ("quantmla", usual.unprotected())]
