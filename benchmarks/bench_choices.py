@@ -48,15 +48,14 @@ AS_IT_IS = "as it is"
 ALL_TOKENS = "H of all tokens"
 Row = dict[str, Any]
 
-OPTIONS = {
+CONTENT = {
     "rotation_rate": (5e-3, 2e-2),
     "scale_rate": (1e-2, 4e-2),
-    "angle_rate": (3e-2, 1.2e-1),
-    "gain_rate": (1e-2, 4e-2),
-    "steps": (600,),
     "polish_steps": (0,),
 }
-CLIPS = {"c4r4": (0.95,), "c2r4": (0.75, 0.8, 0.9, 0.95)}
+ROPE = {"angle_rate": (3e-2, 1.2e-1), "gain_rate": (1e-2, 4e-2)}  # both formats have 4 bits there
+OPTIONS = CONTENT | ROPE
+CLIPS = {"c4r4": (0.95,), "c2r4": (0.8, 0.9)}
 
 
 class Job(NamedTuple):
@@ -70,15 +69,17 @@ class Job(NamedTuple):
 
 
 def jobs_of(windows: int, device: str) -> list[Job]:
-    """The method as it is comes first in each format, then what says most."""
-    found = []
-    for name in FORMATS:
-        choices: list[tuple[str, tuple[str, float] | None]] = [(AS_IT_IS, None), (ALL_TOKENS, None)]
-        clips = [("content_clip", value) for value in CLIPS[name]]
-        rates = [(option, value) for option, values in OPTIONS.items() for value in values]
-        choices += [(f"{option} {value:g}", (option, value)) for option, value in clips + rates]
-        found += [Job(name, choice, change, windows, device) for choice, change in choices]
-    return found
+    """The method as it is comes first, then what says most."""
+    found = [
+        Job(f, choice, None, windows, device) for choice in (AS_IT_IS, ALL_TOKENS) for f in FORMATS
+    ]
+    changes = [(f, "content_clip", value) for f in FORMATS for value in CLIPS[f]]
+    changes += [(f, o, value) for o, values in CONTENT.items() for value in values for f in FORMATS]
+    changes += [(FORMATS[0], o, value) for o, values in ROPE.items() for value in values]
+    return found + [
+        Job(f, f"{option} {value:g}", (option, value), windows, device)
+        for f, option, value in changes
+    ]
 
 
 @cache
