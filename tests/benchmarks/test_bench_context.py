@@ -4,6 +4,8 @@ import json
 
 import bench_context
 
+from quantmla.method import METHODS
+
 RESULTS = bench_context.ROOT / "benchmarks" / "results"
 
 
@@ -13,10 +15,9 @@ def test_the_published_file_is_in_the_scripts_form():
     found = json.loads(text)
     assert bench_context.as_text(found) == text
     rows = {(row["method"], row["format"], row["recent"]) for row in found["rows"]}
-    methods = ("rtn", "smoothquant", "quarot", "paper", "quantmla")
     assert rows == {("bf16", "bf16", None)} | {
         (method, name, recent)
-        for method in methods
+        for method in METHODS
         for name in bench_context.FORMATS
         for recent in (None, 128)
     }
