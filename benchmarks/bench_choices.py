@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from bench_quality import FORMATS, ROOT
+from bench_quantisers import OURS, Row, paired
 from torch import Tensor
 
 from quantmla.arch import adapter_for
@@ -34,7 +35,7 @@ from quantmla.checkpoint.source import open_source
 from quantmla.device import resolve_device
 from quantmla.doctor import gpus, versions
 from quantmla.errors import UsageError, require
-from quantmla.evaluate.divergence import compare_logits, error_of_mean
+from quantmla.evaluate.divergence import compare_logits
 from quantmla.evaluate.variant import Variant, logits
 from quantmla.learn import LearnSettings, learn_checkpoint
 from quantmla.method import load_method, options_for
@@ -43,10 +44,8 @@ from quantmla.transform.layer import LayerTransform
 from quantmla.verify import load_model
 from quantmla.workdir import write_whole
 
-OURS = "quantmla"
 AS_IT_IS = "as it is"
 ALL_TOKENS = "H of all tokens"
-Row = dict[str, Any]
 
 CONTENT = {
     "rotation_rate": (5e-3, 2e-2),
@@ -155,13 +154,14 @@ def compared(rows: list[Row]) -> list[Row]:
     for row in rows:
         for name in ("protected", "unprotected"):
             ours = of[row["format"]][name]
-            pairs = zip(row[name]["kl_of_windows"], ours["kl_of_windows"], strict=True)
-            more = [torch.tensor([one - other]).double() for one, other in pairs]
-            error = error_of_mean(more)
-            assert error is not None
-            row[name]["more"] = float(torch.cat(more).mean()) / ours["kl_mean"]
-            row[name]["more_error"] = error / ours["kl_mean"]
+            found = paired(*(_windows(part) for part in (row[name], ours)))
+            row[name]["more"] = found["kl_more_than_ours"] / ours["kl_mean"]
+            row[name]["more_error"] = found["standard_error"] / ours["kl_mean"]
     return rows
+
+
+def _windows(part: Row) -> list[Tensor]:
+    return [torch.tensor([kl], dtype=torch.float64) for kl in part["kl_of_windows"]]
 
 
 def main() -> None:

@@ -56,15 +56,14 @@ def quantize(
     out = _output(recipe)
     method, seed = recipe.transform.method, recipe.calibration.seed
     settings = LearnSettings(method=method, options=options, fmt=fmt, seed=seed, device=device)
-    written = None
+    tokens = _tokens(source, recipe.calibration)
+    run, written = fingerprint(source, tokens, settings), None
     if resume and not overwrite and out.exists():
-        run = fingerprint(source, _tokens(source, recipe.calibration), settings)
         written = finished_output(source, adapter, recipe, run)
     whole = written is not None
-    work = _Work(out.with_name(out.name + ".work"), resume, overwrite, written, progress)
+    work = _Work(out.with_name(out.name + ".work"), run, resume, overwrite, written, progress)
     check_output(source.path, out, overwrite=overwrite or whole, marks=(CONFIG_KEY,))
     check_makeable(work.folder, out)
-    tokens = _tokens(source, recipe.calibration)
     if not whole:
         check_space(source, out)
     if dry_run:
@@ -145,6 +144,7 @@ class _Work(NamedTuple):
     """Where finished layers are kept, and how the run is shown."""
 
     folder: Path
+    run: dict[str, Any]  # the fingerprint of what is learned
     resume: bool
     overwrite: bool
     written: Learned | None  # what the output is made of, if the run that is resumed wrote it
@@ -160,7 +160,7 @@ def _run(
     work: _Work,
 ) -> tuple[Learned, tuple[LayerCheck, ...]]:
     """Learns, writes the output, then proves that it holds the same function."""
-    out, run = _output(recipe), fingerprint(source, tokens, settings)
+    out, run = _output(recipe), work.run
     try:
         if work.written is None:
             learned = _learn(source, adapter, tokens, settings, work)
